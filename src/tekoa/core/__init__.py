@@ -1,0 +1,1 @@
+"""The engine: jax, optax and numpy only; imports nothing of tekoa."""

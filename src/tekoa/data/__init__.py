@@ -1,0 +1,1 @@
+"""Reads data patterns and turns them into batches in a reproducible order."""

@@ -1,0 +1,1 @@
+"""One command around a model file."""

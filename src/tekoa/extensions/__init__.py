@@ -1,0 +1,1 @@
+"""Small functions from a checkpoint to the same checkpoint."""

@@ -1,0 +1,1 @@
+"""TrainLoop and EvalLoop: iterators that the user drives."""

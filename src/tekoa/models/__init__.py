@@ -1,0 +1,1 @@
+"""Bundled models, one file each."""

@@ -1,0 +1,1 @@
+"""Short runnable files, one per page of the cookbook."""

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: commit, verification, lease, retention, formats."""
