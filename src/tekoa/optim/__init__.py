@@ -1,0 +1,1 @@
+"""Optimizers: Amos, the classic triples, schedules, groups, bridges to optax."""

@@ -1,0 +1,243 @@
+"""Amos: an Adam-style optimizer whose weight decay aims at a model-given scale.
+
+The algorithm is of arXiv 2210.11693. Besides a learning rate it needs, for every
+variable, the scale its entries are expected to have (`eta_fn`); slots may be reduced to
+a small shape (`shape_fn`), which takes their memory to almost nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tekoa.core import rules, trees
+
+ScheduleOrFloat = float | jax.Array | Callable[[jax.Array], Any]
+
+
+class ScaleByAmosState(NamedTuple):
+    """What Amos remembers between steps."""
+
+    count: jax.Array  # Completed updates, int32.
+    v: trees.PyTree  # Running mean of squared gradients, in the slots' shapes.
+    b: trees.PyTree  # Accumulated decay, in the slots' shapes.
+
+
+def amos(
+    learning_rate: ScheduleOrFloat,
+    eta_fn: rules.ParamsFn,
+    shape_fn: rules.ParamsFn | None = None,
+    *,
+    beta: float = 0.999,
+    momentum: float | None = None,
+    clip_value: float | None = None,
+    extra_l2: float = 0.0,
+    d_coef: float = 0.25,
+    c_coef: float = 0.25,
+    epsilon: float = 2**-125,
+) -> optax.GradientTransformation:
+    """Makes the Amos optimizer, ready for `optax.apply_updates`.
+
+    Args:
+        learning_rate: About 1/sqrt(number of independent batches in the data); a number
+            or a schedule of the count of updates, this one included.
+        eta_fn: `(name, shape)` -> the scale expected of that variable's entries, a
+            number or an array that broadcasts to the variable.
+        shape_fn: `(name, shape)` -> the shape of its slots, broadcastable to the
+            variable: some axes 1, or () for one number. None keeps the full shape.
+        beta: Decay of the running mean of squared gradients.
+        momentum: Decay of a moving average of the updates, without bias correction.
+        clip_value: Gradients are clipped to plus or minus this first, element by element.
+        extra_l2: Weight of an additional L2 term.
+        d_coef: Coefficient of the decay of the update.
+        c_coef: Coefficient of the decay of the regularization.
+        epsilon: Floor of the running mean.
+
+    Returns:
+        A transformation whose `update` needs `params`.
+
+    Raises:
+        ValueError: If a number is out of range; at `init`, if an eta is negative or a
+            slot shape does not broadcast to its variable.
+
+    >>> tx = amos(0.1, lambda name, shape: 1.0, lambda name, shape: ())
+    >>> params = {'w': jnp.ones((2, 3))}
+    >>> state = tx.init(params)
+    >>> updates, state = tx.update({'w': jnp.ones((2, 3))}, state, params)
+    >>> params = optax.apply_updates(params, updates)
+    >>> jax.tree.map(jnp.shape, state.v)
+    {'w': ()}
+    """
+    _check_range("momentum", momentum, 0, 1)
+    _check_range("clip_value", clip_value, 0, np.inf)
+    scaled = scale_by_amos(
+        learning_rate,
+        eta_fn,
+        shape_fn,
+        beta=beta,
+        extra_l2=extra_l2,
+        d_coef=d_coef,
+        c_coef=c_coef,
+        epsilon=epsilon,
+    )
+    if clip_value is None and momentum is None:
+        return scaled
+    stages = [] if clip_value is None else [optax.clip(clip_value)]
+    stages.append(scaled)
+    if momentum is not None:
+        stages.append(optax.ema(momentum, debias=False))
+    return optax.chain(*stages)
+
+
+def scale_by_amos(
+    learning_rate: ScheduleOrFloat,
+    eta_fn: rules.ParamsFn,
+    shape_fn: rules.ParamsFn | None = None,
+    *,
+    beta: float = 0.999,
+    extra_l2: float = 0.0,
+    d_coef: float = 0.25,
+    c_coef: float = 0.25,
+    epsilon: float = 2**-125,
+) -> optax.GradientTransformation:
+    """Makes the rescaling at the heart of `amos`, without clipping and momentum.
+
+    Arguments and errors are those of `amos`. The result includes the learning rate and
+    the sign: it is added to the parameters as it is.
+    """
+    _check_range("beta", beta, 0, 1)
+    for name, value in {"extra_l2": extra_l2, "d_coef": d_coef, "c_coef": c_coef}.items():
+        _check_range(name, value, 0, np.inf)
+
+    def init(params: trees.PyTree) -> ScaleByAmosState:
+        def slot(name: trees.Name, param: Any) -> jax.Array:
+            _eta(eta_fn, name, jnp.shape(param))
+            return jnp.zeros(_slot_shape(shape_fn, name, jnp.shape(param)), _compute_dtype(param))
+
+        v, b = trees.map_named(slot, params), trees.map_named(slot, params)
+        return ScaleByAmosState(count=jnp.zeros((), jnp.int32), v=v, b=b)
+
+    def update(
+        updates: trees.PyTree, state: ScaleByAmosState, params: trees.PyTree | None = None
+    ) -> tuple[trees.PyTree, ScaleByAmosState]:
+        if params is None:
+            raise ValueError("Amos needs the parameters: call update(grads, state, params).")
+        count = optax.safe_increment(state.count)
+        xi = learning_rate(count) if callable(learning_rate) else learning_rate
+        xi = jnp.asarray(xi, jnp.float32)
+        # 1 - beta**count, without the cancellation of the plain form.
+        unbias = -jnp.expm1(count * jnp.log(jnp.asarray(beta, jnp.float32)))
+
+        def one(name: trees.Name, param: Any, g: Any, v: jax.Array, b: jax.Array):
+            if g is None:
+                return None, v, b
+            dtype = _compute_dtype(param)
+            theta, grad = jnp.asarray(param, dtype), jnp.asarray(g, dtype)
+            eta = jnp.asarray(_eta(eta_fn, name, theta.shape), dtype)
+            # The letters are the paper's: theta, g, v, b, eta, xi, gamma, D.
+            g2 = _reduced_mean(jnp.square(grad), v.shape)
+            v = (beta * v + (1 - beta) * g2).astype(dtype)
+            root_r = jnp.sqrt(unbias) * jax.lax.rsqrt(jnp.maximum(v, epsilon))
+            gamma = jax.lax.rsqrt(1 + c_coef * jnp.sqrt(xi) * b) * xi**2 * (root_r * root_r * g2)
+            D = 1 / (1 + d_coef * jnp.sqrt(xi * eta) * b)
+            decay, rate = D * (0.5 * gamma + extra_l2), D * (xi * eta * root_r)
+            b = (b + gamma * (1 + b)).astype(dtype)
+            return (-decay * theta - rate * grad).astype(jnp.result_type(g)), v, b
+
+        return _map_slots(one, updates, state._replace(count=count), params)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _map_slots(
+    one: Callable[..., tuple[Any, jax.Array, jax.Array]],
+    updates: trees.PyTree,
+    state: ScaleByAmosState,
+    params: trees.PyTree,
+) -> tuple[trees.PyTree, ScaleByAmosState]:
+    """Applies `one` to every variable; a gradient may be None where nothing is learned."""
+    leaves, treedef = jax.tree.flatten(params)
+    try:
+        grads = treedef.flatten_up_to(updates)
+        slots = treedef.flatten_up_to(state.v), treedef.flatten_up_to(state.b)
+    except (ValueError, TypeError, KeyError) as error:
+        trees.check_same_structure(params, updates, "gradients")
+        trees.check_same_structure(params, state.v, "slots of the Amos state")
+        raise ValueError(f"Amos cannot match gradients and parameters: {error}") from None
+    rows = []
+    for name, leaf, g, v, b in zip(trees.leaf_names(params), leaves, grads, *slots, strict=True):
+        if g is not None and jnp.shape(g) != jnp.shape(leaf):
+            raise ValueError(
+                f"The gradient of {'/'.join(name)!r} has shape {jnp.shape(g)}, "
+                f"the parameter has {jnp.shape(leaf)}."
+            )
+        rows.append(one(name, leaf, g, v, b))
+    new = [treedef.unflatten(column) for column in zip(*rows, strict=True)]
+    new = new or [updates, state.v, state.b]
+    return new[0], ScaleByAmosState(state.count, new[1], new[2])
+
+
+def _reduced_mean(x: jax.Array, slot_shape: tuple[int, ...]) -> jax.Array:
+    """Averages over the axes that the slot does not have, or has at size 1."""
+    aligned = (1,) * (x.ndim - len(slot_shape)) + slot_shape
+    axes = [i for i, (n, m) in enumerate(zip(x.shape, aligned)) if m == 1 and n != 1]
+    mean = jnp.mean(x, axis=tuple(axes), keepdims=True) if axes else x
+    return mean.reshape(slot_shape)
+
+
+def _compute_dtype(param: Any) -> jnp.dtype:
+    """Slots and arithmetic are float32 for every smaller float."""
+    dtype = jnp.result_type(param)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"Amos updates real floating parameters, got one of dtype {dtype}. "
+            "Leave it out with optax.masked or tekoa.optim.groups."
+        )
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _eta(eta_fn: rules.ParamsFn, name: trees.Name, shape: tuple[int, ...]) -> Any:
+    with jax.ensure_compile_time_eval():  # It may compute with jnp, also under jit.
+        eta = np.asarray(eta_fn(name, shape))
+    values = eta.astype(np.float64)
+    if not (np.isfinite(values).all() and (values >= 0).all()):
+        raise ValueError(
+            f"The scale (eta) of {'/'.join(name)!r} of shape {shape} must be finite and not "
+            f"negative, got {eta}."
+        )
+    if not _broadcasts(values.shape, shape):
+        raise ValueError(
+            f"The scale (eta) of {'/'.join(name)!r} has shape {values.shape}, which does not "
+            f"broadcast to the variable's {shape}."
+        )
+    return eta
+
+
+def _slot_shape(
+    shape_fn: rules.ParamsFn | None, name: trees.Name, shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    if shape_fn is None:
+        return shape
+    wanted = shape_fn(name, shape)
+    slot_shape = tuple(wanted) if isinstance(wanted, (tuple, list)) else None
+    if slot_shape is None or not _broadcasts(slot_shape, shape):
+        raise ValueError(
+            f"The slot shape of {'/'.join(name)!r} must broadcast to the variable's {shape} "
+            f"(same axes or 1, or () for one number), got {wanted!r}."
+        )
+    return slot_shape
+
+
+def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    if len(small) > len(large):
+        return False
+    return all(m in (1, n) for m, n in zip(small[::-1], large[::-1]))
+
+
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
+    # Inside optax.inject_hyperparams the value is an array, which is not looked at.
+    if isinstance(value, (int, float)) and not low <= value < high:
+        raise ValueError(f"{name} must be in [{low}, {high}), got {value}.")
