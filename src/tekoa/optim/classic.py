@@ -1,0 +1,283 @@
+"""The optimizers of early JAX, as init/update/get_params triples.
+
+Every one gives, in float32, the bits of its namesake in `jax.example_libraries`. For
+smaller floats the slots are float32. `step_size` is a number or a function of the step
+index, which counts from 0.
+
+>>> init, update, get_params = momentum(0.1, mass=0.9)
+>>> opt_state = init({'w': jnp.float32(1.0)})
+>>> for step in range(100):
+...     grads = jax.grad(lambda params: params['w'] ** 2)(get_params(opt_state))
+...     opt_state = update(step, grads, opt_state)
+>>> bool(abs(get_params(opt_state)['w']) < 0.02)
+True
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tekoa.core import trees
+from tekoa.optim.packed import JoinPoint as JoinPoint
+from tekoa.optim.packed import Optimizer as Optimizer
+from tekoa.optim.packed import OptimizerState as OptimizerState
+from tekoa.optim.packed import optimizer as optimizer
+from tekoa.optim.packed import pack_optimizer_state as pack_optimizer_state
+from tekoa.optim.packed import unpack_optimizer_state as unpack_optimizer_state
+from tekoa.optim.schedules import ScalarOrSchedule
+from tekoa.optim.schedules import constant as constant
+from tekoa.optim.schedules import exponential_decay as exponential_decay
+from tekoa.optim.schedules import inverse_time_decay as inverse_time_decay
+from tekoa.optim.schedules import make_schedule as make_schedule
+from tekoa.optim.schedules import piecewise_constant as piecewise_constant
+from tekoa.optim.schedules import polynomial_decay as polynomial_decay
+
+# The order of operations below fixes the bits: it is that of jax.example_libraries.
+
+
+@optimizer
+def sgd(step_size: ScalarOrSchedule) -> Any:
+    """Makes plain gradient descent.
+
+    >>> init, update, get_params = sgd(0.5)
+    >>> float(get_params(update(0, 2.0, init(1.0))))
+    0.0
+    """
+    rate = make_schedule(step_size)
+    return lambda x: x, lambda i, g, x: _less(x, rate(i) * g), lambda x: x
+
+
+@optimizer
+def momentum(step_size: ScalarOrSchedule, mass: float) -> Any:
+    """Makes gradient descent along a decaying sum of gradients.
+
+    >>> init, update, get_params = momentum(0.5, mass=0.9)
+    >>> float(get_params(update(0, 2.0, init(1.0))))
+    0.0
+    """
+    rate = make_schedule(step_size)
+
+    def update(i: Any, g: jax.Array, state: Any) -> Any:
+        x, velocity = state
+        velocity = mass * velocity + g
+        return _less(x, rate(i) * velocity), velocity
+
+    return _with_slots(1), update, _first
+
+
+@optimizer
+def nesterov(step_size: ScalarOrSchedule, mass: float) -> Any:
+    """Makes momentum that looks one step ahead.
+
+    >>> init, update, get_params = nesterov(0.5, mass=0.5)
+    >>> float(get_params(update(0, 2.0, init(1.0))))
+    -0.5
+    """
+    rate = make_schedule(step_size)
+
+    def update(i: Any, g: jax.Array, state: Any) -> Any:
+        x, velocity = state
+        velocity = mass * velocity + g
+        return _less(x, rate(i) * (mass * velocity + g)), velocity
+
+    return _with_slots(1), update, _first
+
+
+@optimizer
+def adagrad(step_size: ScalarOrSchedule, momentum: float = 0.9) -> Any:
+    """Makes Adagrad: rates fall with the sum of squared gradients; with momentum.
+
+    >>> init, update, get_params = adagrad(0.5, momentum=0.0)
+    >>> float(get_params(update(0, 2.0, init(1.0))))
+    0.5
+    """
+    rate = make_schedule(step_size)
+
+    def update(i: Any, g: jax.Array, state: Any) -> Any:
+        x, total, m = state
+        total = total + jnp.square(_wide(g))
+        m = (1.0 - momentum) * (g * _inverse_root(total)) + momentum * m
+        return _less(x, rate(i) * m), total, m
+
+    return _with_slots(2), update, _first
+
+
+@optimizer
+def rmsprop(step_size: ScalarOrSchedule, gamma: float = 0.9, eps: float = 1e-8) -> Any:
+    """Makes RMSProp: gradients are divided by the root of their running mean square.
+
+    >>> init, update, get_params = rmsprop(0.5, gamma=0.0)
+    >>> float(get_params(update(0, 2.0, init(1.0))))
+    0.5
+    """
+    rate = make_schedule(step_size)
+
+    def update(i: Any, g: jax.Array, state: Any) -> Any:
+        x, mean_square = state
+        mean_square = mean_square * gamma + jnp.square(_wide(g)) * (1.0 - gamma)
+        return _less(x, rate(i) * g / jnp.sqrt(mean_square + eps)), mean_square
+
+    return _with_slots(1), update, _first
+
+
+@optimizer
+def rmsprop_momentum(
+    step_size: ScalarOrSchedule, gamma: float = 0.9, eps: float = 1e-8, momentum: float = 0.9
+) -> Any:
+    """Makes RMSProp with a decaying sum of its steps.
+
+    >>> init, update, get_params = rmsprop_momentum(0.5, gamma=0.0)
+    >>> float(get_params(update(0, 2.0, init(1.0))))
+    0.5
+    """
+    rate = make_schedule(step_size)
+
+    def update(i: Any, g: jax.Array, state: Any) -> Any:
+        x, mean_square, m = state
+        mean_square = mean_square * gamma + jnp.square(_wide(g)) * (1.0 - gamma)
+        m = momentum * m + rate(i) * g / jnp.sqrt(mean_square + eps)
+        return _less(x, m), mean_square, m
+
+    return _with_slots(2), update, _first
+
+
+@optimizer
+def adam(step_size: ScalarOrSchedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Any:
+    """Makes Adam.
+
+    >>> init, update, get_params = adam(0.5)
+    >>> print(f'{get_params(update(0, 2.0, init(1.0))):.4f}')
+    0.5000
+    """
+    rate = make_schedule(step_size)
+
+    def update(i: Any, g: jax.Array, state: Any) -> Any:
+        x, m, v = state
+        m = (1 - b1) * _wide(g) + b1 * m
+        v = (1 - b2) * jnp.square(_wide(g)) + b2 * v
+        unbiased_m = m / (1 - jnp.asarray(b1, m.dtype) ** (i + 1))
+        unbiased_v = v / (1 - jnp.asarray(b2, m.dtype) ** (i + 1))
+        return _less(x, rate(i) * unbiased_m / (jnp.sqrt(unbiased_v) + eps)), m, v
+
+    return _with_slots(2), update, _first
+
+
+@optimizer
+def adamax(
+    step_size: ScalarOrSchedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+) -> Any:
+    """Makes AdaMax: Adam with the decayed maximum in place of the mean square.
+
+    >>> init, update, get_params = adamax(0.5)
+    >>> print(f'{get_params(update(0, 2.0, init(1.0))):.4f}')
+    0.5000
+    """
+    rate = make_schedule(step_size)
+
+    def update(i: Any, g: jax.Array, state: Any) -> Any:
+        x, m, u = state
+        m = (1 - b1) * _wide(g) + b1 * m
+        u = jnp.maximum(b2 * u, jnp.abs(_wide(g)))
+        unbias = 1 - jnp.asarray(b1, m.dtype) ** (i + 1)
+        return _less(x, (rate(i) / unbias) * m / (u + eps)), m, u
+
+    return _with_slots(2), update, _first
+
+
+@optimizer
+def sm3(step_size: ScalarOrSchedule, momentum: float = 0.9) -> Any:
+    """Makes SM3: Adagrad whose memory is one vector for each axis.
+
+    >>> init, update, get_params = sm3(0.5, momentum=0.0)
+    >>> opt_state = update(0, jnp.ones((2, 3)), init(jnp.ones((2, 3))))
+    >>> [leaf.shape for leaf in jax.tree.leaves(opt_state)]  # Parameter, momentum, axes.
+    [(2, 3), (2, 3), (2,), (3,)]
+    """
+    rate = make_schedule(step_size)
+
+    def init(x: jax.Array) -> Any:
+        return x, _zeros(x), [jnp.zeros(n, _slot_dtype(x)) for n in jnp.atleast_1d(x).shape]
+
+    def update(i: Any, g: jax.Array, state: Any) -> Any:
+        x, m, axis_maxima = state
+        g = jnp.atleast_1d(g)
+        bounds = [_along(v, j, g.ndim) for j, v in enumerate(axis_maxima)]
+        total = functools.reduce(jnp.minimum, bounds) + jnp.square(_wide(g))
+        # A number has one axis in here and none outside.
+        old_m = jnp.atleast_1d(m)
+        new_m = (1.0 - momentum) * (g * _inverse_root(total)) + momentum * old_m
+        x = _less(jnp.atleast_1d(x), rate(i) * new_m).reshape(jnp.shape(x))
+        return x, new_m.reshape(m.shape), [_axis_maximum(total, j) for j in range(g.ndim)]
+
+    return init, update, _first
+
+
+def _slot_dtype(x: jax.Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32) if _is_float(x) else x.dtype
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _zeros(x: jax.Array) -> jax.Array:
+    return jnp.zeros(x.shape, _slot_dtype(x))
+
+
+def _with_slots(n: int) -> Any:
+    return lambda x: (x, *(_zeros(x) for _ in range(n)))
+
+
+def _first(state: Any) -> jax.Array:
+    return state[0]
+
+
+def _wide(g: Any) -> jax.Array:
+    """Keeps small floats from losing what is added up in them."""
+    g = jnp.asarray(g)
+    return g.astype(_slot_dtype(g))
+
+
+def _less(x: jax.Array, step: Any) -> jax.Array:
+    """Computes x - step in the type of x."""
+    moved = x - step
+    return moved.astype(x.dtype) if _is_float(x) else moved
+
+
+def _inverse_root(x: jax.Array) -> jax.Array:
+    return jnp.where(x > 0, 1.0 / jnp.sqrt(x), 0.0)
+
+
+def _along(v: jax.Array, axis: int, ndim: int) -> jax.Array:
+    return v[tuple(slice(None) if j == axis else None for j in range(ndim))]
+
+
+def _axis_maximum(x: jax.Array, axis: int) -> jax.Array:
+    # No entry is negative, so that 0 serves an empty array and changes no other.
+    return jnp.max(x, [j for j in range(x.ndim) if j != axis], initial=0)
+
+
+def l2_norm(tree: trees.PyTree) -> jax.Array:
+    """Computes the L2 norm of all leaves together.
+
+    >>> float(l2_norm({'a': jnp.float32([3.0]), 'b': jnp.float32(4.0)}))
+    5.0
+    """
+    return jnp.sqrt(sum(jnp.vdot(x, x).real for x in map(_wide, jax.tree.leaves(tree))))
+
+
+def clip_grads(grad_tree: trees.PyTree, max_norm: float) -> trees.PyTree:
+    """Scales the gradients down to the norm `max_norm`, if theirs is larger.
+
+    >>> clip_grads({'a': jnp.float32([3.0]), 'b': jnp.float32([4.0])}, 1.0)
+    {'a': Array([0.6], dtype=float32), 'b': Array([0.8], dtype=float32)}
+    """
+    norm = l2_norm(grad_tree)
+
+    def clip(g: jax.Array) -> jax.Array:
+        clipped = jnp.where(norm < max_norm, g, g * (max_norm / norm))
+        return clipped.astype(jnp.result_type(g)) if _is_float(g) else clipped
+
+    return jax.tree.map(clip, grad_tree)
