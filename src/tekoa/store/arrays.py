@@ -1,0 +1,178 @@
+"""Arrays on disk: written by Orbax, read leaf by leaf with TensorStore.
+
+The only file that imports Orbax. Arrays stand in `default/` of a step as one Orbax
+PyTree of nested dicts, so that plain Orbax reads it as a step's default item. They
+are not compressed: trained weights hardly shrink, and a size on disk below the size
+in memory can then be refused as damage.
+"""
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from tekoa.core import trees
+from tekoa.store import errors, faultpoints, leaves, names
+
+FOLDER = "default"
+
+# What zarr stores as it is; other dtypes (int4, float8 ...) go as their bytes.
+_NATIVE = frozenset(
+    ["bool", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
+
+
+def write(directory: pathlib.Path, arrays: Mapping[trees.Name, Any]) -> None:
+    """Writes arrays into a step that is being made.
+
+    Args:
+        directory: The step's temporary directory.
+        arrays: numpy or jax arrays by name. Arrays over several devices are written
+            shard by shard; every process writes the shards it holds.
+    """
+    import etils.epath
+    import orbax.checkpoint as ocp
+
+    for value in arrays.values():
+        if isinstance(value, jax.Array):
+            value.copy_to_host_async()
+    stored = {name: to_stored(value) for name, value in arrays.items() if np.size(value)}
+    if not stored:
+        return
+    folder = etils.epath.Path(directory / FOLDER)
+    folder.mkdir()
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False, use_compression=False)
+    try:
+        handler.save(folder, args=ocp.args.PyTreeSave(nest(stored, names.escape)))
+        faultpoints.reach("mid_write")
+        handler.finalize(folder)
+    finally:
+        handler.close()
+
+
+def nest(flat: Mapping[trees.Name, Any], rename: Callable[[str], str] = str) -> dict[str, Any]:
+    """Builds nested dicts from leaves by name.
+
+    >>> nest({('a', 'b'): 1, ('a', 'c'): 2})
+    {'a': {'b': 1, 'c': 2}}
+    """
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        node = tree
+        for part in name[:-1]:
+            node = node.setdefault(rename(part), {})
+        node[rename(name[-1])] = value
+    return tree
+
+
+def to_stored(value: Any) -> Any:
+    """Gives what zarr can hold: an array on one device as numpy, odd dtypes as bytes."""
+    odd = value.dtype.name not in _NATIVE
+    if isinstance(value, jax.Array) and (
+        odd or (value.is_fully_addressable and value.is_fully_replicated)
+    ):
+        value = np.asarray(value)
+    return value.view(np.uint8) if odd else value
+
+
+def from_stored(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Undoes `to_stored`."""
+    return value if dtype in _NATIVE else value.view(leaves.to_dtype(dtype))
+
+
+def read(
+    directory: pathlib.Path,
+    wanted: Mapping[trees.Name, leaves.Leaf],
+    shardings: Mapping[trees.Name, jax.sharding.Sharding],
+) -> dict[trees.Name, Any]:
+    """Reads leaves of a step.
+
+    Args:
+        directory: The step.
+        wanted: The leaves to read, as the index describes them.
+        shardings: Where a leaf is to be spread over devices; the others become numpy.
+
+    Returns:
+        Arrays by name; those with a sharding are read shard by shard.
+
+    Raises:
+        errors.DamagedError: If an array is missing or not as described. Nothing is
+            allocated for an array that is not as described.
+    """
+    import tensorstore as ts
+
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+    full = {name: leaf for name, leaf in wanted.items() if 0 not in leaf.shape}
+    _check_sizes(directory, full)
+    opening = {name: ts.open(_spec(directory, name), context=context) for name in full}
+    opened = {name: _check(directory, full[name], future) for name, future in opening.items()}
+    # All reads start before any is waited for: TensorStore runs them side by side.
+    reading = {name: store.read() for name, store in opened.items() if name not in shardings}
+    values: dict[trees.Name, Any] = {}
+    for name, leaf in wanted.items():
+        if name not in full:
+            values[name] = np.zeros(leaf.shape, leaves.to_dtype(leaf.dtype))
+        elif name in reading:
+            values[name] = from_stored(_result(directory, name, reading[name]), leaf.dtype)
+        else:
+            values[name] = _read_shards(directory, leaf, opened[name], shardings[name])
+    return values
+
+
+def _spec(directory: pathlib.Path, name: trees.Name) -> dict[str, Any]:
+    base = {"driver": "file", "path": f"{(directory / FOLDER).absolute()}/"}
+    path = ".".join(names.escape(part) for part in name)
+    return {
+        "driver": "zarr",
+        "kvstore": {"driver": "ocdbt", "base": base, "path": f"{path}/"},
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+    }
+
+
+def _check_sizes(directory: pathlib.Path, wanted: Mapping[trees.Name, leaves.Leaf]) -> None:
+    folder = directory / FOLDER
+    on_disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    needed = sum(leaf.n_bytes for leaf in wanted.values())
+    if needed > on_disk:
+        raise errors.DamagedError(
+            f"{folder}: the index describes {needed} bytes of arrays, the files hold {on_disk}."
+        )
+
+
+def _check(directory: pathlib.Path, leaf: leaves.Leaf, future: Any) -> Any:
+    store = _result(directory, leaf.name, future)
+    dtype = leaf.dtype if leaf.dtype in _NATIVE else "uint8"
+    if tuple(store.shape) != leaf.shape or store.dtype.name != dtype:
+        raise errors.DamagedError(
+            f"{directory}: array {'/'.join(leaf.name)!r} is {store.dtype.name}"
+            f"{list(store.shape)}, the index says {dtype}{list(leaf.shape)}."
+        )
+    return store
+
+
+def _result(directory: pathlib.Path, name: trees.Name, future: Any) -> Any:
+    try:
+        return future.result()
+    except (ValueError, OSError) as error:
+        raise errors.DamagedError(
+            f"{directory}: array {'/'.join(name)!r} cannot be read: {error}"
+        ) from error
+
+
+def _read_shards(
+    directory: pathlib.Path, leaf: leaves.Leaf, store: Any, sharding: jax.sharding.Sharding
+) -> jax.Array:
+    # Replicas of a shard are read once.
+    seen: dict[str, np.ndarray] = {}
+
+    def shard(where: tuple[slice, ...]) -> np.ndarray:
+        if str(where) not in seen:
+            data = _result(directory, leaf.name, store[where].read())
+            seen[str(where)] = from_stored(data, leaf.dtype)
+        return seen[str(where)]
+
+    return jax.make_array_from_callback(leaf.shape, sharding, shard)

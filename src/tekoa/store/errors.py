@@ -1,0 +1,61 @@
+"""What can go wrong with checkpoints, each with the exit code of a program it ends."""
+
+from collections.abc import Sequence
+
+
+class StoreError(RuntimeError):
+    """Any failure of the checkpoint store."""
+
+    exit_code = 70
+
+
+class DamagedError(StoreError):
+    """A step on disk is incomplete, altered or unreadable."""
+
+    exit_code = 65
+
+
+class UnsafeError(DamagedError):
+    """A checkpoint asks for something outside its own directory, or for absurd sizes."""
+
+
+class NothingUsableError(StoreError):
+    """Steps exist, but none can be used; training from scratch would hide that."""
+
+    exit_code = 65
+
+
+class StepGoneError(StoreError):
+    """A step was removed by its writer's retention while it was being read."""
+
+
+class MismatchError(StoreError, ValueError):
+    """A checkpoint does not fit the trees it should be restored into.
+
+    Attributes:
+        differences: One line per difference; all of them, not the first.
+    """
+
+    exit_code = 66
+
+    def __init__(self, message: str, differences: Sequence[str] = ()):
+        super().__init__(message)
+        self.differences = list(differences)
+
+
+class LeaseHeldError(StoreError):
+    """Another process writes to the directory."""
+
+    exit_code = 73
+
+
+class FencedError(StoreError):
+    """This process lost its lease: another one took the directory over."""
+
+    exit_code = 73
+
+
+class SaveFailedError(StoreError):
+    """One or more saves did not reach the disk."""
+
+    exit_code = 74

@@ -1,0 +1,196 @@
+"""Stored leaves into the trees of a target: same names, shapes and dtypes, or an error."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from tekoa.core import trees
+from tekoa.store import errors, leaves, manifest, steps, walkback
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restored:
+    """What came back from disk.
+
+    Attributes:
+        step: Completed optimizer steps.
+        items: Trees of the targets' structure, by item.
+        meta: The JSON values stored with the step.
+        skipped: Newer steps that are damaged.
+    """
+
+    step: int
+    items: dict[str, Any]
+    meta: dict[str, Any]
+    skipped: list[walkback.Skipped] = dataclasses.field(default_factory=list)
+
+
+def restore(
+    directory: str | os.PathLike[str],
+    targets: Mapping[str, trees.PyTree],
+    *,
+    step: int | None = None,
+    verify: manifest.Verify = "full",
+    cast: bool = False,
+) -> Restored | None:
+    """Restores the newest good step of a directory, without changing anything there.
+
+    Args:
+        directory: A directory of steps.
+        targets: Trees by item name, of arrays or `jax.ShapeDtypeStruct`s: they give
+            structure, shapes, dtypes and shardings. Items of the checkpoint that are
+            not asked for are not read.
+        step: This step and no other; None walks back from the newest.
+        verify: How much of a step to check before using it.
+        cast: Convert numbers to the target's dtype where they differ.
+
+    Returns:
+        The restored trees, or None if the directory has no step at all.
+
+    Raises:
+        errors.MismatchError: If the checkpoint does not fit, with all differences.
+        errors.NothingUsableError: If there are steps, but all are damaged.
+        errors.DamagedError: If the step asked for is damaged.
+    """
+
+    def use(path: os.PathLike[str]) -> Restored:
+        return restore_step(steps.open_step(path, verify=verify), targets, cast=cast)
+
+    if step is not None:
+        return use(steps.find(directory, step))
+    found = walkback.newest_usable(directory, use)
+    return found and dataclasses.replace(found.value, skipped=found.skipped)
+
+
+def restore_step(
+    source: steps.OpenStep, targets: Mapping[str, trees.PyTree], *, cast: bool = False
+) -> Restored:
+    """Restores from one opened step; see `restore`."""
+    index = source.index
+    wanted = {
+        name: leaf
+        for name, leaf in leaves.flatten(targets).items()
+        if not callable(leaf) or hasattr(leaf, "dtype")
+    }
+    differences = _differences(index, targets, wanted, cast=cast)
+    if differences:
+        raise errors.MismatchError(
+            f"Step {index.step} does not fit: {len(differences)} differences.\n  "
+            + "\n  ".join(differences)
+            + "\nUse the model and optimizer it was saved with; `warm_start` takes over "
+            "parameters that match, `migrate` an optimizer's state.",
+            differences,
+        )
+    stored = {name: index.leaves[name] for name in wanted}
+    spread = {name: s for name, leaf in wanted.items() if (s := _spread_sharding(leaf))}
+    if cast:
+        spread = {name: s for name, s in spread.items() if _same_dtype(stored[name], wanted[name])}
+    values = source.read(stored, spread)
+    placed = _place(values, stored, wanted)
+    items = {
+        item: trees.map_named(lambda name, leaf, item=item: placed.get((item, *name), leaf), tree)
+        for item, tree in targets.items()
+    }
+    return Restored(step=index.step, items=items, meta=index.meta)
+
+
+def _differences(
+    index: leaves.Index,
+    targets: Mapping[str, trees.PyTree],
+    wanted: Mapping[trees.Name, Any],
+    *,
+    cast: bool,
+) -> list[str]:
+    lines = []
+    for item in targets:
+        if item not in index.items:
+            lines.append(f"{item}: the checkpoint has no such item, only {sorted(index.items)}")
+    for name, target in wanted.items():
+        if name[0] not in index.items:
+            continue
+        expected = expect(name, target)
+        stored = index.leaves.get(name)
+        where = "/".join(name)
+        if stored is None:
+            lines.append(f"{where}: missing in the checkpoint, expected {_show(expected)}")
+        elif (
+            (stored.kind == "key") != (expected.kind == "key")
+            or (stored.kind == "key" and stored.detail != expected.detail)
+            or stored.shape != expected.shape
+            or (stored.dtype != expected.dtype and not (cast and stored.kind != "key"))
+        ):
+            lines.append(f"{where}: stored as {_show(stored)}, expected {_show(expected)}")
+    for name, stored in index.leaves.items():
+        if name[0] in targets and name not in wanted:
+            lines.append(f"{'/'.join(name)}: only in the checkpoint, {_show(stored)}")
+    return lines
+
+
+def expect(name: trees.Name, target: Any) -> leaves.Leaf:
+    """Describes the leaf that would fit a target leaf, which may be abstract."""
+    if not isinstance(target, jax.ShapeDtypeStruct):
+        described = leaves.describe(name, target)
+        if described is None:
+            raise TypeError(f"Target leaf {'/'.join(name)!r} is a function; it holds no numbers.")
+        return described[0]
+    if jax.dtypes.issubdtype(target.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, target)
+        detail = str(jax.random.key_impl(target))
+        return leaves.Leaf(name=name, shape=data.shape, dtype="uint32", kind="key", detail=detail)
+    return leaves.Leaf(name=name, shape=target.shape, dtype=target.dtype.name)
+
+
+def _show(leaf: leaves.Leaf) -> str:
+    shape = ",".join(map(str, leaf.shape))
+    return f"{leaf.dtype}[{shape}]" + (f" (PRNG key, {leaf.detail})" if leaf.kind == "key" else "")
+
+
+def _same_dtype(stored: leaves.Leaf, target: Any) -> bool:
+    return stored.dtype == target.dtype.name
+
+
+def _spread_sharding(target: Any) -> jax.sharding.Sharding | None:
+    """Gives the sharding of a target over several devices, to be read shard by shard."""
+    sharding = getattr(target, "sharding", None)
+    if sharding is None or jax.dtypes.issubdtype(target.dtype, jax.dtypes.prng_key):
+        return None
+    return sharding if len(sharding.device_set) > 1 else None
+
+
+def _place(
+    values: Mapping[trees.Name, Any],
+    stored: Mapping[trees.Name, leaves.Leaf],
+    wanted: Mapping[trees.Name, Any],
+) -> dict[trees.Name, Any]:
+    """Turns what was read into leaves of the targets' kinds, on their devices."""
+    placed: dict[trees.Name, Any] = {}
+    for name, target in wanted.items():
+        value = values[name]
+        if stored[name].kind == "key":
+            value = jax.random.wrap_key_data(value, impl=stored[name].detail)
+        elif isinstance(target, bool | int | float | complex) and not isinstance(
+            target, np.generic
+        ):
+            placed[name] = type(target)(np.asarray(value).item())
+            continue
+        elif value.dtype != target.dtype:
+            value = np.asarray(value).astype(target.dtype)
+        placed[name] = value
+    on_devices = {
+        name: getattr(target, "sharding", None)
+        for name, target in wanted.items()
+        if isinstance(target, jax.Array | jax.ShapeDtypeStruct)
+    }
+    moved = jax.device_put([placed[name] for name in on_devices], list(on_devices.values()))
+    for name, value in zip(on_devices, moved, strict=True):
+        if value.dtype != wanted[name].dtype:
+            raise errors.MismatchError(
+                f"{'/'.join(name)}: this JAX turns {wanted[name].dtype} into {value.dtype}. "
+                "Set jax_enable_x64 to restore 64-bit values."
+            )
+        placed[name] = value
+    return placed

@@ -1,0 +1,83 @@
+"""One committed step, opened for reading, whatever its format."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+
+from tekoa.core import trees
+from tekoa.store import arrays, errors, leaves, manifest, names
+
+
+class OpenStep(Protocol):
+    """A step whose index is read and whose arrays can be read."""
+
+    @property
+    def index(self) -> leaves.Index:
+        """What it holds, under the item names of Tekoa."""
+        ...
+
+    def read(
+        self,
+        wanted: Mapping[trees.Name, leaves.Leaf],
+        shardings: Mapping[trees.Name, jax.sharding.Sharding],
+    ) -> dict[trees.Name, Any]:
+        """Reads leaves as numpy arrays, or as jax arrays where a sharding is given."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TekoaStep:
+    """A step in Tekoa's own layout."""
+
+    path: pathlib.Path
+    index: leaves.Index
+
+    def read(
+        self,
+        wanted: Mapping[trees.Name, leaves.Leaf],
+        shardings: Mapping[trees.Name, jax.sharding.Sharding],
+    ) -> dict[trees.Name, Any]:
+        """Reads leaves as numpy arrays, or as jax arrays where a sharding is given."""
+        return arrays.read(self.path, wanted, shardings)
+
+
+def open_step(path: str | os.PathLike[str], *, verify: manifest.Verify = "full") -> OpenStep:
+    """Opens one step, after checking its files against its manifest.
+
+    Args:
+        path: The directory of the step.
+        verify: How much of it to check first.
+
+    Raises:
+        errors.DamagedError: If it is not whole, or not a checkpoint at all.
+    """
+    path = pathlib.Path(path)
+    try:
+        sealed = manifest.read(path)
+    except FileNotFoundError:
+        raise errors.DamagedError(f"{path}: has no manifest; it was never committed.") from None
+    manifest.check(path, sealed, verify)
+    return TekoaStep(path, leaves.read_index(path))
+
+
+def find(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
+    """Gives the directory of a step that must be there.
+
+    Raises:
+        errors.StoreError: If it is not, naming the steps that are.
+    """
+    path = names.step_dir(directory, step)
+    if not path.is_dir():
+        raise errors.StoreError(
+            f"{directory}: has no step {step}. Steps there: {names.list_steps(directory)}."
+        )
+    return path
+
+
+def is_step(path: pathlib.Path) -> bool:
+    """Tells whether `path` is one step rather than a directory of steps."""
+    return (path / manifest.NAME).exists()

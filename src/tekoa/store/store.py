@@ -1,0 +1,198 @@
+"""The writer of a directory of checkpoints.
+
+Holds the lease, saves steps in the background, removes those that no rule keeps, and
+restores the newest good one. It knows trees by name and nothing of loops.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tekoa.core.trees import PyTree
+from tekoa.store import (
+    arrays,
+    background,
+    commit,
+    errors,
+    leaves,
+    manifest,
+    names,
+    restoring,
+    retention,
+)
+from tekoa.store import lease as lease_lib
+
+_log = logging.getLogger("tekoa.store")
+
+
+class Store:
+    """Saves and restores the steps of one directory, as its only writer.
+
+    Args:
+        directory: Made if it does not exist.
+        keep: Rules of `retention`; a step is kept if any of them wants it.
+        fatal_after: Saves that must fail in a row before an error is raised.
+        grace_seconds: How long the end of the program waits for a save.
+
+    Raises:
+        errors.LeaseHeldError: If another process writes there.
+        errors.StoreError: If the directory cannot be written.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep: Iterable[retention.Rule] = (retention.KeepLast(1),),
+        fatal_after: int = 3,
+        grace_seconds: float = 60.0,
+    ):
+        self._rules = tuple(keep)
+        self._lease, is_first = lease_lib.acquire(directory)
+        self.directory = self._lease.directory
+        self._runner = background.Runner(fatal_after=fatal_after, grace_seconds=grace_seconds)
+        self._metrics: dict[int, dict[str, float]] = {}
+        if is_first:
+            commit.sweep(self._lease)
+
+    def save(
+        self,
+        step: int,
+        items: Mapping[str, PyTree],
+        *,
+        meta: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        on_commit: Callable[[int], None] | None = None,
+    ) -> None:
+        """Starts to save a step and returns; waits for an earlier save still running.
+
+        Args:
+            step: Completed optimizer steps.
+            items: Trees by item name. Arrays of jax must stay valid (not donated)
+                until the save has ended; numpy arrays are copied here.
+            meta: JSON values stored in the same commit.
+            metrics: Numbers that `retention.KeepBest` compares; stored in the meta.
+            on_commit: Called in the background with the step once it is committed.
+
+        Raises:
+            errors.SaveFailedError: As `poll`, for an earlier save.
+            TypeError: If `meta` is not JSON.
+        """
+        snapshot = leaves.snapshot(items)
+        body = {**(meta or {}), "metrics": {k: float(v) for k, v in (metrics or {}).items()}}
+        body = json.loads(json.dumps(body, default=_plain_number))
+
+        def job() -> None:
+            started = time.monotonic()
+            self._write(step, snapshot(), body)
+            _log.info("saved step %d in %.3f s", step, time.monotonic() - started)
+            if on_commit is not None:
+                on_commit(step)
+            self._retain(step, body["metrics"])
+
+        self._runner.start(f"{self.directory}: saving step {step}", job)
+
+    def _write(self, step: int, items: dict[str, PyTree], meta: dict[str, Any]) -> None:
+        described = [leaves.describe(name, leaf) for name, leaf in leaves.flatten(items).items()]
+        kept = [pair for pair in described if pair is not None]
+        index = leaves.Index(
+            step=step,
+            leaves={leaf.name: leaf for leaf, _ in kept},
+            items=list(items),
+            meta=meta,
+            nodes=leaves.node_classes(items),
+        )
+
+        def write(directory: pathlib.Path) -> None:
+            arrays.write(directory, {leaf.name: value for leaf, value in kept})
+            leaves.write_index(directory, index)
+
+        facts = {"meta_hash": commit.meta_hash(meta)}
+        commit.commit(self._lease, step, write, layout="tekoa", facts=facts)
+
+    def _retain(self, step: int, metrics: dict[str, float]) -> None:
+        self._metrics[step] = metrics
+        here = names.list_steps(self.directory)
+        self._metrics = {n: self._metrics_of(n) for n in here}
+        for n in retention.to_remove(self._rules, self._metrics, self.directory):
+            commit.remove(self._lease, n)
+            _log.info("removed step %d: no rule keeps it", n)
+
+    def _metrics_of(self, step: int) -> dict[str, float]:
+        if step not in self._metrics:
+            try:
+                meta = leaves.read_index(names.step_dir(self.directory, step)).meta
+            except errors.DamagedError:
+                meta = {}
+            self._metrics[step] = meta.get("metrics", {})
+        return self._metrics[step]
+
+    def restore(
+        self,
+        targets: Mapping[str, PyTree],
+        *,
+        verify: manifest.Verify = "full",
+        cast: bool = False,
+    ) -> restoring.Restored | None:
+        """Restores the newest good step and puts damaged newer ones aside.
+
+        Takes and gives what `restoring.restore` does.
+        """
+        restored = restoring.restore(self.directory, targets, verify=verify, cast=cast)
+        if restored is None:
+            return None
+        for skip in restored.skipped:
+            where = commit.quarantine(self._lease, skip.step)
+            _log.warning("put step %d aside as %s: %s", skip.step, where.name, skip.reason)
+        _log.info("restored step %d of %s", restored.step, self.directory)
+        return restored
+
+    def steps(self) -> list[int]:
+        """Lists the committed steps, lowest first."""
+        return names.list_steps(self.directory)
+
+    def poll(self) -> None:
+        """Reports a failed save; to be called every step, since it costs next to nothing.
+
+        Raises:
+            errors.SaveFailedError: After `fatal_after` failures in a row.
+            errors.FencedError: If another process took the directory over.
+        """
+        self._runner.poll()
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Waits for the save that runs, and reports as `poll` does.
+
+        Returns:
+            Whether it ended in time.
+        """
+        return self._runner.wait(timeout_seconds)
+
+    def close(self, grace_seconds: float | None = None) -> None:
+        """Waits for the save that runs and gives the lease back.
+
+        Raises:
+            errors.SaveFailedError: If the last save failed or does not end in time.
+        """
+        try:
+            self._runner.close(grace_seconds)
+        finally:
+            self._lease.release()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _plain_number(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(
+        f"meta holds a {type(value).__name__}, which JSON cannot hold. Put arrays into `items`."
+    )

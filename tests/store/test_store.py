@@ -1,0 +1,140 @@
+"""The writer: what is saved comes back, in every kind of tree."""
+
+import os
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from tekoa import store
+from tekoa.store import errors
+
+
+def bits(leaf):
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return str(leaf.dtype), np.asarray(jax.random.key_data(leaf)).tobytes()
+    if callable(leaf):
+        return leaf
+    return str(np.asarray(leaf).dtype), np.asarray(leaf).tobytes()
+
+
+def assert_same(seen, expected):
+    assert jax.tree.structure(seen) == jax.tree.structure(expected)
+    assert list(map(bits, jax.tree.leaves(seen))) == list(map(bits, jax.tree.leaves(expected)))
+
+
+def mixed_tree():
+    return {
+        "bf16": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
+        "int4": jnp.arange(-4, 4).astype(jnp.int4),
+        "float8": jnp.arange(4).astype(jnp.float8_e4m3fn),
+        "bool": np.array([True, False]),
+        "complex": jnp.array([1 + 2j], jnp.complex64),
+        "scalar": jnp.float32(2.5),
+        "float64": np.arange(3, dtype=np.float64),
+        "big_endian": np.arange(3, dtype=">i4").astype(np.int32),
+        "nothing": None,
+        "empty_node": {},
+        "empty_array": np.zeros((0, 3), np.float16),
+        "key": jax.random.key(7),
+        "keys": jax.random.split(jax.random.key(8, impl="rbg"), 3),
+        "python": [1, 2.5, True],
+        "a.b": jnp.ones(2),
+        "a": {"b": jnp.zeros(2)},
+        "": {"with/slash %": jnp.ones(1), "é": jnp.ones(1)},
+    }
+
+
+TREES = {
+    "mixed": mixed_tree,
+    "optax": lambda: optax.chain(optax.clip(1.0), optax.adam(1e-3)).init({"w": jnp.ones((2, 2))}),
+    "nnx": lambda: nnx.state(nnx.Linear(3, 4, rngs=nnx.Rngs(0))),
+    "nnx_rngs": lambda: nnx.state(nnx.Dropout(0.5, rngs=nnx.Rngs(0))),
+    "equinox": lambda: eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(0)),
+    "bare_array": lambda: jnp.arange(3.0),
+    "nothing": lambda: None,
+}
+
+
+@pytest.mark.parametrize("make", TREES.values(), ids=TREES)
+def test_tree_comes_back_bit_for_bit(tmp_path, make):
+    tree = make()
+    with store.Store(tmp_path) as writer:
+        writer.save(3, {"model_params": tree, "other": jnp.ones(2)}, meta={"position": [1, 2]})
+        writer.wait()
+        restored = writer.restore({"model_params": tree})
+    assert restored.step == 3
+    assert restored.meta["position"] == [1, 2]
+    assert_same(restored.items["model_params"], tree)
+
+
+def test_restore_of_an_empty_directory_is_none(tmp_path):
+    with store.Store(tmp_path / "new") as writer:
+        assert writer.restore({"model_params": {}}) is None
+
+
+def test_later_changes_of_given_trees_are_not_saved(tmp_path):
+    array, tree = np.zeros(1000), {}
+    tree["w"] = array
+    with store.Store(tmp_path) as writer:
+        writer.save(1, {"model_params": tree})
+        array[:] = 1
+        tree["v"] = array
+        writer.wait()
+        assert_same(
+            writer.restore({"model_params": {"w": array}}).items["model_params"]["w"],
+            np.zeros(1000),
+        )
+
+
+def test_committed_step_is_never_overwritten(tmp_path):
+    with store.Store(tmp_path, fatal_after=1) as writer:
+        writer.save(1, {"x": jnp.zeros(2)})
+        writer.wait()
+        writer.save(1, {"x": jnp.ones(2)})
+        with pytest.raises(errors.SaveFailedError, match="never overwritten"):
+            writer.wait()
+        assert store.load(tmp_path)["x"].tolist() == [0, 0]
+        writer.save(2, {"x": jnp.ones(2)})
+
+
+def test_nothing_but_steps_is_left(tmp_path):
+    with store.Store(tmp_path, keep=[store.KeepLast(2)]) as writer:
+        for step in range(4):
+            writer.save(step, {"x": jnp.zeros(2)})
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_2", "checkpoint_3"]
+
+
+def test_best_and_newest_are_kept_over_restarts(tmp_path):
+    rules = [store.KeepLast(1), store.KeepBest("loss", mode="min")]
+    for run in ([0.5, float("nan")], [0.1, float("-inf")], [0.7, 0.6]):
+        with store.Store(tmp_path, keep=rules) as writer:
+            for loss in run:
+                step = max(writer.steps(), default=0) + 1
+                writer.save(step, {"x": jnp.zeros(2)}, metrics={"loss": loss})
+                writer.wait()
+    assert writer.steps() == [3, 6]
+
+
+def test_meta_takes_numpy_numbers_and_refuses_objects(tmp_path):
+    with store.Store(tmp_path) as writer:
+        writer.save(1, {}, meta={"n": np.int32(3), "x": jnp.float32(0.5)})
+        writer.wait()
+        assert store.load(tmp_path)["meta"] == {"n": 3, "x": 0.5, "metrics": {}}
+        with pytest.raises(TypeError, match="JSON"):
+            writer.save(2, {}, meta={"n": object()})
+
+
+def test_on_commit_is_called_after_the_step_is_there(tmp_path):
+    seen = []
+    with store.Store(tmp_path) as writer:
+        writer.save(
+            4,
+            {"x": jnp.ones(1)},
+            on_commit=lambda step: seen.append((step, (tmp_path / f"checkpoint_{step}").is_dir())),
+        )
+    assert seen == [(4, True)]
