@@ -1,23 +1,22 @@
 """Reads arithmetic formulas such as 'sqrt(1 / prod(SHAPE[:-1]))', and nothing else.
 
 A formula comes from a config or a file, so it is hostile until read. The reader below
-knows numbers, tuples, arithmetic, `SHAPE` and the functions of one table; it never
-looks a name up anywhere else and bounds the work before doing it.
+knows numbers, tuples, `SHAPE` and the operators and functions of `arithmetic`; it never
+looks a name up anywhere else.
 """
 
-import math
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NoReturn
+
+from tekoa.core import arithmetic
+from tekoa.core.arithmetic import Value
 
 MAX_LENGTH = 300
 MAX_DEPTH = 24
-MAX_MAGNITUDE = 2**63
-MAX_TUPLE = 64
 
 Shape = tuple[int, ...]
-Value = Any  # int, float or a flat tuple of those, checked by the evaluator.
 
 
 class FormulaError(ValueError):
@@ -25,9 +24,10 @@ class FormulaError(ValueError):
 
     def __init__(self, formula: str, column: int, problem: str):
         shown = formula if len(formula) <= 60 else formula[:57] + "..."
+        known = ", ".join(sorted(arithmetic.FUNCTIONS))
         super().__init__(
             f"Cannot read formula {shown!r} at column {column}: {problem} A formula has numbers, "
-            f"tuples, + - * / // % **, SHAPE and the functions {', '.join(sorted(FUNCTIONS))}."
+            f"tuples, + - * / // % **, SHAPE and the functions {known}."
         )
         self.column = column
 
@@ -54,14 +54,14 @@ def evaluate(formula: str, shape: Sequence[int] = ()) -> float | int | Shape:
         raise TypeError(f"A formula must be a str, got {formula!r}.")
     if len(formula) > MAX_LENGTH:
         raise FormulaError(formula, MAX_LENGTH + 1, f"it is longer than {MAX_LENGTH} characters.")
-    return _Reader(formula, tuple(int(n) for n in shape)).read()
+    return _Reader(formula, tuple(map(operator.index, shape))).read()
 
 
 _TOKEN = re.compile(
     r"[ \t]*(?:(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
     r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
     r"|(?P<symbol>\*\*|//|[-+*/%(),\[\]:])"
-    r"|(?P<end>$))"
+    r"|(?P<end>\Z))"
 )
 
 
@@ -112,7 +112,7 @@ class _Reader:
         if not self._accept(symbol):
             self._fail(f"expected {symbol!r}, found {self._peek() or 'the end'!r}.")
 
-    def _fail(self, problem: str, column: int | None = None) -> None:
+    def _fail(self, problem: str, column: int | None = None) -> NoReturn:
         raise FormulaError(self._text, column or self._tokens[self._at][2], problem)
 
     # -- grammar, loosest binding first
@@ -132,7 +132,7 @@ class _Reader:
             return items[0]
         if any(isinstance(item, tuple) for item in items):
             self._fail("a tuple inside a tuple is not allowed.", column)
-        return self._checked(tuple(items), column)
+        return self._compute(tuple, [items], column)
 
     def _sum(self) -> Value:
         self._depth += 1
@@ -140,14 +140,16 @@ class _Reader:
             self._fail(f"it is nested deeper than {MAX_DEPTH} levels.")
         value = self._product()
         while symbol := self._accept("+", "-"):
-            value = self._apply(symbol, value, self._product())
+            column = self._tokens[self._at - 1][2]
+            value = self._apply(symbol, column, value, self._product())
         self._depth -= 1
         return value
 
     def _product(self) -> Value:
         value = self._signed()
         while symbol := self._accept("*", "/", "//", "%"):
-            value = self._apply(symbol, value, self._signed())
+            column = self._tokens[self._at - 1][2]
+            value = self._apply(symbol, column, value, self._signed())
         return value
 
     def _signed(self) -> Value:
@@ -164,10 +166,11 @@ class _Reader:
     def _power(self) -> Value:
         base = self._indexed()
         if self._accept("**"):
+            column = self._tokens[self._at - 1][2]
             self._depth += 1
             if self._depth > MAX_DEPTH:
                 self._fail(f"it is nested deeper than {MAX_DEPTH} levels.")
-            base = self._apply("**", base, self._signed())
+            base = self._apply("**", column, base, self._signed())
             self._depth -= 1
         return base
 
@@ -201,13 +204,14 @@ class _Reader:
             return slice(*parts)
         if parts[0] is None:
             self._fail("an index is missing.")
-        return parts[0]  # pyright: ignore[reportReturnType]
+        return parts[0]
 
     def _atom(self) -> Value:
         kind, text, column = self._take()
         if kind == "number":
-            is_whole = text.isdigit()
-            return self._checked(int(text[:20]) if is_whole else float(text), column)
+            if text.isdigit() and text != "0" and text[0] == "0":
+                self._fail("a whole number begins with 0.", column)
+            return self._compute(int if text.isdigit() else float, [text], column)
         if text == "SHAPE":
             return self._shape
         if text == "(":
@@ -220,7 +224,7 @@ class _Reader:
         return self._fail(f"expected a value, found {text or 'the end'!r}.", column)
 
     def _call(self, name: str, column: int) -> Value:
-        function = FUNCTIONS.get(name)
+        function = arithmetic.FUNCTIONS.get(name)
         if function is None:
             self._fail(f"{name!r} is not a known name.", column)
         self._expect("(")
@@ -230,118 +234,17 @@ class _Reader:
             if not self._accept(","):
                 break
         self._expect(")")
-        return self._compute(function, arguments, column)  # pyright: ignore[reportArgumentType]
+        return self._compute(function, arguments, column)
 
-    # -- arithmetic, bounded before it is done
+    # -- arithmetic
 
-    def _apply(self, symbol: str, left: Value, right: Value) -> Value:
-        column = self._tokens[self._at][2]
-        return self._compute(_OPERATORS[symbol], [left, right], column)
+    def _apply(self, symbol: str, column: int, left: Value, right: Value) -> Value:
+        return self._compute(arithmetic.OPERATORS[symbol], [left, right], column)
 
-    def _compute(self, function: Callable[..., Value], arguments: list[Value], column: int):
+    def _compute(
+        self, function: Callable[..., Value], arguments: list[Value], column: int
+    ) -> Value:
         try:
-            value = function(*arguments)
+            return arithmetic.checked(function(*arguments))
         except (ArithmeticError, ValueError, TypeError) as error:
-            raise FormulaError(self._text, column, f"{error}.") from None
-        return self._checked(value, column)
-
-    def _checked(self, value: Value, column: int) -> Value:
-        if isinstance(value, tuple):
-            if len(value) > MAX_TUPLE:
-                self._fail(f"a tuple is longer than {MAX_TUPLE}.", column)
-            return tuple(self._checked(x, column) for x in value)
-        is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_real or not math.isfinite(value):
-            self._fail(f"{value!r} is not a finite number.", column)
-        if abs(value) > MAX_MAGNITUDE and isinstance(value, int):
-            self._fail(f"a whole number is larger than {MAX_MAGNITUDE}.", column)
-        return value
-
-
-def _number(x: Value) -> Value:
-    if isinstance(x, tuple):
-        raise TypeError("a tuple stands where a number is needed")
-    return x
-
-
-def _numbers_only(function: Callable[..., Value]) -> Callable[..., Value]:
-    return lambda *xs: function(*(_number(x) for x in xs))
-
-
-def _add(a: Value, b: Value) -> Value:
-    if isinstance(a, tuple) != isinstance(b, tuple):
-        raise TypeError("a tuple and a number cannot be added")
-    return a + b
-
-
-def _multiply(a: Value, b: Value) -> Value:
-    if isinstance(a, tuple) or isinstance(b, tuple):
-        items, times = (a, b) if isinstance(a, tuple) else (b, a)
-        if not isinstance(times, int):
-            raise TypeError("a tuple can only be repeated a whole number of times")
-        if len(items) * times > MAX_TUPLE:
-            raise ValueError(f"a tuple would be longer than {MAX_TUPLE}")
-        return items * times
-    return a * b
-
-
-def _power(base: Value, exponent: Value) -> Value:
-    base, exponent = _number(base), _number(exponent)
-    if abs(exponent) > 1024:
-        raise ValueError("the exponent is larger than 1024")
-    is_whole = isinstance(base, int) and isinstance(exponent, int) and exponent >= 0
-    if is_whole and base.bit_length() * exponent > 128:
-        raise ValueError("the power is too large")
-    if base < 0 and not float(exponent).is_integer():
-        raise ValueError("a negative number has no such power")
-    return base**exponent
-
-
-def _items(*xs: Value) -> tuple[Any, ...]:
-    """Takes `f(SHAPE)` and `f(1, 2)` alike."""
-    items = xs[0] if len(xs) == 1 and isinstance(xs[0], tuple) else xs
-    for item in items:
-        _number(item)
-    return items
-
-
-def _of_items(function: Callable[[Any], Value]) -> Callable[..., Value]:
-    return lambda *xs: function(_items(*xs))
-
-
-def _length(x: Value) -> int:
-    if not isinstance(x, tuple):
-        raise TypeError("only a tuple has a length")
-    return len(x)
-
-
-_OPERATORS: dict[str, Callable[[Value, Value], Value]] = {
-    "+": _add,
-    "-": _numbers_only(operator.sub),
-    "*": _multiply,
-    "/": _numbers_only(operator.truediv),
-    "//": _numbers_only(operator.floordiv),
-    "%": _numbers_only(operator.mod),
-    "**": _power,
-}
-
-FUNCTIONS: dict[str, Callable[..., Value]] = {
-    "abs": _numbers_only(abs),
-    "ceil": _numbers_only(math.ceil),
-    "exp": _numbers_only(math.exp),
-    "float": _numbers_only(float),
-    "floor": _numbers_only(math.floor),
-    "int": _numbers_only(int),
-    "len": _length,
-    "log": _numbers_only(math.log),
-    "log10": _numbers_only(math.log10),
-    "log2": _numbers_only(math.log2),
-    "max": _of_items(max),
-    "mean": _of_items(lambda xs: sum(xs) / len(xs)),
-    "min": _of_items(min),
-    "pow": _power,
-    "prod": _of_items(math.prod),
-    "round": _numbers_only(round),
-    "sqrt": _numbers_only(math.sqrt),
-    "sum": _of_items(sum),
-}
+            return self._fail(f"{error}.", column)

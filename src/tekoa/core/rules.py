@@ -97,4 +97,6 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"Rule pattern {pattern!r} is not a regular expression: {error}.") from None
+        raise ValueError(
+            f"Rule pattern {pattern!r} is not a regular expression: {error}."
+        ) from None

@@ -13,9 +13,16 @@ import optax
 from jax.sharding import PartitionSpec
 
 from tekoa.core import trees
-from tekoa.core.formula import evaluate as evaluate
-from tekoa.core.rules import params_fn_from_assign_map as params_fn_from_assign_map
+from tekoa.core.formula import evaluate
+from tekoa.core.rules import params_fn_from_assign_map
 from tekoa.optim import amos
+
+__all__ = [
+    "evaluate",
+    "maybe_reduce_axis_names",
+    "params_fn_from_assign_map",
+    "state_partition_rule",
+]
 
 AxisNames = Any  # A PartitionSpec, a tuple of names, or None.
 

@@ -20,19 +20,32 @@ import jax
 import jax.numpy as jnp
 
 from tekoa.core import trees
-from tekoa.optim.packed import JoinPoint as JoinPoint
-from tekoa.optim.packed import Optimizer as Optimizer
-from tekoa.optim.packed import OptimizerState as OptimizerState
-from tekoa.optim.packed import optimizer as optimizer
-from tekoa.optim.packed import pack_optimizer_state as pack_optimizer_state
-from tekoa.optim.packed import unpack_optimizer_state as unpack_optimizer_state
-from tekoa.optim.schedules import ScalarOrSchedule
-from tekoa.optim.schedules import constant as constant
-from tekoa.optim.schedules import exponential_decay as exponential_decay
-from tekoa.optim.schedules import inverse_time_decay as inverse_time_decay
-from tekoa.optim.schedules import make_schedule as make_schedule
-from tekoa.optim.schedules import piecewise_constant as piecewise_constant
-from tekoa.optim.schedules import polynomial_decay as polynomial_decay
+from tekoa.optim.packed import (
+    JoinPoint,
+    Optimizer,
+    OptimizerState,
+    optimizer,
+    pack_optimizer_state,
+    unpack_optimizer_state,
+)
+from tekoa.optim.schedules import (
+    ScalarOrSchedule,
+    constant,
+    exponential_decay,
+    inverse_time_decay,
+    make_schedule,
+    piecewise_constant,
+    polynomial_decay,
+)
+
+# fmt: off
+__all__ = [
+    "JoinPoint", "Optimizer", "OptimizerState", "adagrad", "adam", "adamax", "clip_grads",
+    "constant", "exponential_decay", "inverse_time_decay", "l2_norm", "make_schedule", "momentum",
+    "nesterov", "optimizer", "pack_optimizer_state", "piecewise_constant", "polynomial_decay",
+    "rmsprop", "rmsprop_momentum", "sgd", "sm3", "unpack_optimizer_state",
+]
+# fmt: on
 
 # The order of operations below fixes the bits: it is that of jax.example_libraries.
 

@@ -82,11 +82,11 @@ def freeze() -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: FrozenState(), update)
 
 
-def _transform(pattern: str, value: GroupValue) -> optax.GradientTransformation:
-    if value is None or (isinstance(value, str) and value == "freeze"):
+def _transform(pattern: str, value: Any) -> optax.GradientTransformation:
+    if value is None or value == "freeze":
         return freeze()
     if isinstance(value, optax.MultiSteps):
-        return value.gradient_transformation()
+        return optax.GradientTransformation(value.init, value.update)
     if isinstance(value, optax.GradientTransformation):
         return value
     raise TypeError(

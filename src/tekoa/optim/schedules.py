@@ -119,13 +119,11 @@ def make_schedule(scalar_or_schedule: ScalarOrSchedule) -> Schedule:
     """
     if callable(scalar_or_schedule):
         return scalar_or_schedule
-    is_number = isinstance(scalar_or_schedule, numbers.Number)
-    is_scalar_array = isinstance(scalar_or_schedule, (jax.Array, np.ndarray, np.generic)) and (
-        scalar_or_schedule.ndim == 0
-    )
-    if not is_number and not is_scalar_array:
+    is_array = isinstance(scalar_or_schedule, (jax.Array, np.ndarray))
+    is_scalar = is_array and np.ndim(scalar_or_schedule) == 0
+    if not is_scalar and not isinstance(scalar_or_schedule, numbers.Number):
         raise TypeError(
             "A step size must be a number, an array without axes, or a function of the step "
             f"index, got {scalar_or_schedule!r} of type {type(scalar_or_schedule).__name__}."
         )
-    return constant(scalar_or_schedule)  # pyright: ignore[reportArgumentType]
+    return constant(scalar_or_schedule)
