@@ -38,9 +38,9 @@ def leaf_names(tree: PyTree, *, is_leaf: Callable[[Any], bool] | None = None) ->
     for path, node in boxed:
         outer = tuple(_key_name(key) for key in path)
         if _is_box(node) and not (is_leaf is not None and is_leaf(node)):
-            # The first key inside a box is its own 'value' field.
-            inner, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_leaf)
-            names += [outer + tuple(_key_name(key) for key in path[1:]) for path, _ in inner]
+            # A box's own field adds nothing to the name.
+            for content in jax.tree.leaves(node, is_leaf=lambda x, box=node: x is not box):
+                names += [outer + name for name in leaf_names(content, is_leaf=is_leaf)]
         else:
             names.append(outer)
     return names
