@@ -140,12 +140,18 @@ def scale_by_amos(
             # The letters are the paper's: theta, g, v, b, eta, xi, gamma, D.
             g2 = _reduced_mean(jnp.square(grad), v.shape)
             v = (beta * v + (1 - beta) * g2).astype(dtype)
-            root_r = jnp.sqrt(unbias) * jax.lax.rsqrt(jnp.maximum(v, epsilon))
-            gamma = jax.lax.rsqrt(1 + c_coef * jnp.sqrt(xi) * b) * xi**2 * (root_r * root_r * g2)
+            floored, shrink = jnp.maximum(v, epsilon), 1 + c_coef * jnp.sqrt(xi) * b
+            gamma = xi**2 * unbias * g2 / floored * jax.lax.rsqrt(shrink)
             D = 1 / (1 + d_coef * jnp.sqrt(xi * eta) * b)
-            decay, rate = D * (0.5 * gamma + extra_l2), D * (xi * eta * root_r)
-            b = (b + gamma * (1 + b)).astype(dtype)
-            return (-decay * theta - rate * grad).astype(jnp.result_type(g)), v, b
+            decay = D * (0.5 * gamma + extra_l2)
+            rate = D * (xi * eta * jnp.sqrt(unbias)) * jax.lax.rsqrt(floored)
+            delta = -decay * theta - rate * grad
+            # Gamma once more, spelled so that XLA does not share it with the update: what
+            # two outputs share is stored at full size on CPU, which took most of the time.
+            b = b + (1 + b) * (xi**2 * unbias * g2) / (floored * jnp.sqrt(shrink))
+            if b.shape == theta.shape:
+                b = _computed_after(theta + delta, b)
+            return delta.astype(jnp.result_type(g)), v, b.astype(dtype)
 
         return _map_slots(one, updates, state._replace(count=count), params)
 
@@ -186,6 +192,16 @@ def _reduced_mean(x: jax.Array, slot_shape: tuple[int, ...]) -> jax.Array:
     axes = [i for i, (n, m) in enumerate(zip(x.shape, aligned)) if m == 1 and n != 1]
     mean = jnp.mean(x, axis=tuple(axes), keepdims=True) if axes else x
     return mean.reshape(slot_shape)
+
+
+def _computed_after(first: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns b as it is, never negative, in a form that XLA computes after `first`.
+
+    The old b is read by both the new parameters and the new b. Knowing which comes first,
+    XLA writes the new b over the old one, and need not copy every old b beforehand.
+    """
+    corner = first[(0,) * first.ndim]
+    return jnp.maximum(b, jnp.where(corner > 0, -1.0, -2.0).astype(b.dtype)) if b.size else b
 
 
 def _compute_dtype(param: Any) -> jnp.dtype:
