@@ -118,7 +118,7 @@ def read(
         elif name in reading:
             values[name] = from_stored(_result(directory, name, reading[name]), leaf.dtype)
         else:
-            values[name] = _read_shards(directory, leaf, opened[name], shardings[name])
+            values[name] = read_shards(directory, leaf, opened[name], shardings[name])
     return values
 
 
@@ -163,9 +163,10 @@ def _result(directory: pathlib.Path, name: trees.Name, future: Any) -> Any:
         ) from error
 
 
-def _read_shards(
+def read_shards(
     directory: pathlib.Path, leaf: leaves.Leaf, store: Any, sharding: jax.sharding.Sharding
 ) -> jax.Array:
+    """Reads an opened TensorStore onto devices, each shard for itself."""
     # Replicas of a shard are read once.
     seen: dict[str, np.ndarray] = {}
 

@@ -16,9 +16,8 @@ import jax
 import numpy as np
 
 from tekoa.core import trees
-from tekoa.store import errors
+from tekoa.store import errors, names
 
-NAME = "tekoa.json"
 Kind = Literal["array", "key", "python"]
 
 _PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
@@ -79,6 +78,17 @@ def to_dtype(name: str) -> np.dtype:
         raise errors.DamagedError(f"No dtype is named {name!r}; the index is damaged.") from None
 
 
+def is_key(value: Any) -> bool:
+    """Tells whether a leaf, which may be abstract, is an array of typed PRNG keys."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def is_function(value: Any) -> bool:
+    """Tells whether a leaf belongs to the structure rather than to the numbers."""
+    return callable(value) and not hasattr(value, "dtype")
+
+
 def describe(name: trees.Name, value: Any) -> tuple[Leaf, Any] | None:
     """Describes a leaf and gives the array to store for it.
 
@@ -89,17 +99,18 @@ def describe(name: trees.Name, value: Any) -> tuple[Leaf, Any] | None:
     Raises:
         TypeError: If the leaf is not a number or an array of numbers.
     """
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_key(value):
         data = jax.random.key_data(value)
         detail = str(jax.random.key_impl(value))
         return Leaf(name=name, shape=data.shape, dtype="uint32", kind="key", detail=detail), data
     if isinstance(value, jax.Array):
         return Leaf(name=name, shape=value.shape, dtype=value.dtype.name), value
-    if callable(value):
+    if is_function(value):
         return None
     kind = "python" if type(value).__name__ in _PYTHON else "array"
     array = np.asarray(value)
-    if array.dtype.kind not in "biufcV" or array.dtype.fields or array.dtype == np.longdouble:
+    odd = array.dtype.type in (np.void, np.longdouble, np.clongdouble)
+    if odd or array.dtype.kind not in "biufcV":
         raise TypeError(
             f"Leaf {'/'.join(name)!r} is a {type(value).__name__} of dtype {array.dtype}, which "
             "cannot be stored. Store numbers as arrays and everything else in `meta`."
@@ -196,7 +207,7 @@ def write_index(directory: pathlib.Path, index: Index) -> None:
         "nodes": [[list(name), kind] for name, kind in index.nodes.items()],
         "meta": index.meta,
     }
-    (directory / NAME).write_text(json.dumps(body))
+    (directory / names.INDEX).write_text(json.dumps(body))
 
 
 def read_index(directory: pathlib.Path) -> Index:
@@ -205,7 +216,7 @@ def read_index(directory: pathlib.Path) -> Index:
     Raises:
         errors.DamagedError: If it is not there or not readable.
     """
-    path = directory / NAME
+    path = directory / names.INDEX
     try:
         body = json.loads(path.read_text())
         leaves = [

@@ -39,6 +39,8 @@ def open_newest(
 ) -> steps.OpenStep:
     """Opens the step that `load` would read."""
     path = pathlib.Path(path)
+    if path.is_file() and path.name == names.T5X:
+        path = path.parent
     if steps.is_step(path):
         if step is not None and step != names.parse_step(path.name):
             raise errors.StoreError(f"{path} is one step; step {step} was asked for.")

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from tekoa.store import errors, files, names
 
-NAME = "tekoa.manifest"
 VERSION = 1
 Verify = Literal["none", "size", "full"]
 
@@ -57,7 +56,7 @@ def seal(directory: pathlib.Path, *, step: int, layout: str, facts: dict[str, An
             listed[path] = files.checksum(directory / path, sync=True)
     manifest = Manifest(step=step, layout=layout, files=listed, facts=facts)
     body = json.dumps({"version": VERSION, **dataclasses.asdict(manifest)}).encode()
-    files.write_new(directory / NAME, body + b"\n%08x\n" % zlib.crc32(body))
+    files.write_new(directory / names.MANIFEST, body + b"\n%08x\n" % zlib.crc32(body))
     for folder in folders:
         files.fsync(directory / folder)
     files.fsync(directory)
@@ -71,7 +70,7 @@ def read(directory: str | os.PathLike[str]) -> Manifest:
         FileNotFoundError: If the step has none: other programs write none.
         errors.DamagedError: If it is cut, altered or names files outside the step.
     """
-    path = pathlib.Path(directory) / NAME
+    path = pathlib.Path(directory) / names.MANIFEST
     body, _, tail = path.read_bytes().partition(b"\n")
     if tail != b"%08x\n" % zlib.crc32(body):
         raise errors.DamagedError(f"{path}: the manifest does not match its own checksum.")

@@ -13,6 +13,11 @@ from typing import Literal
 
 Kind = Literal["tmp", "bad", "trash"]
 
+# Files of a step: what it consists of, what it holds, and T5X's msgpack file.
+MANIFEST = "tekoa.manifest"
+INDEX = "tekoa.json"
+T5X = "checkpoint"
+
 _STEP = re.compile(r"checkpoint_(0|[1-9]\d*)")
 _ODD = re.compile(
     r"checkpoint_(?P<step>\d+)\.(?P<kind>tmp|bad)-[0-9a-f]{32}|\.(?P<trash>trash)-[0-9a-f]{32}"

@@ -72,9 +72,7 @@ def restore_step(
     """Restores from one opened step; see `restore`."""
     index = source.index
     wanted = {
-        name: leaf
-        for name, leaf in leaves.flatten(targets).items()
-        if not callable(leaf) or hasattr(leaf, "dtype")
+        name: leaf for name, leaf in leaves.flatten(targets).items() if not leaves.is_function(leaf)
     }
     differences = _differences(index, targets, wanted, cast=cast)
     if differences:
@@ -137,7 +135,7 @@ def expect(name: trees.Name, target: Any) -> leaves.Leaf:
         if described is None:
             raise TypeError(f"Target leaf {'/'.join(name)!r} is a function; it holds no numbers.")
         return described[0]
-    if jax.dtypes.issubdtype(target.dtype, jax.dtypes.prng_key):
+    if leaves.is_key(target):
         data = jax.eval_shape(jax.random.key_data, target)
         detail = str(jax.random.key_impl(target))
         return leaves.Leaf(name=name, shape=data.shape, dtype="uint32", kind="key", detail=detail)
@@ -156,7 +154,7 @@ def _same_dtype(stored: leaves.Leaf, target: Any) -> bool:
 def _spread_sharding(target: Any) -> jax.sharding.Sharding | None:
     """Gives the sharding of a target over several devices, to be read shard by shard."""
     sharding = getattr(target, "sharding", None)
-    if sharding is None or jax.dtypes.issubdtype(target.dtype, jax.dtypes.prng_key):
+    if sharding is None or leaves.is_key(target):
         return None
     return sharding if len(sharding.device_set) > 1 else None
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from tekoa.core import trees
-from tekoa.store import arrays, errors, leaves, manifest, names
+from tekoa.store import arrays, errors, leaves, manifest, names, t5x, t5x_step
 
 
 class OpenStep(Protocol):
@@ -56,11 +56,17 @@ def open_step(path: str | os.PathLike[str], *, verify: manifest.Verify = "full")
         errors.DamagedError: If it is not whole, or not a checkpoint at all.
     """
     path = pathlib.Path(path)
+    layout = "t5x"
     try:
         sealed = manifest.read(path)
+        manifest.check(path, sealed, verify)
+        layout = sealed.layout
     except FileNotFoundError:
-        raise errors.DamagedError(f"{path}: has no manifest; it was never committed.") from None
-    manifest.check(path, sealed, verify)
+        # Other programs write T5X steps without a manifest; nothing else may lack it.
+        if not t5x.is_t5x(path):
+            raise errors.DamagedError(f"{path}: has no manifest; it was not committed.") from None
+    if layout == "t5x":
+        return t5x_step.open_step(path)
     return TekoaStep(path, leaves.read_index(path))
 
 
@@ -80,4 +86,4 @@ def find(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
 
 def is_step(path: pathlib.Path) -> bool:
     """Tells whether `path` is one step rather than a directory of steps."""
-    return (path / manifest.NAME).exists()
+    return (path / names.MANIFEST).exists() or t5x.is_t5x(path)

@@ -10,7 +10,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tekoa.core.trees import PyTree
 from tekoa.store import (
@@ -23,6 +23,7 @@ from tekoa.store import (
     names,
     restoring,
     retention,
+    t5x_step,
 )
 from tekoa.store import lease as lease_lib
 
@@ -35,6 +36,8 @@ class Store:
     Args:
         directory: Made if it does not exist.
         keep: Rules of `retention`; a step is kept if any of them wants it.
+        layout: 'tekoa', or 't5x' for steps that T5X can read too.
+        axes: For 't5x': by item, a tree of axes as `t5x.write` takes it.
         fatal_after: Saves that must fail in a row before an error is raised.
         grace_seconds: How long the end of the program waits for a save.
 
@@ -48,10 +51,16 @@ class Store:
         directory: str | os.PathLike[str],
         *,
         keep: Iterable[retention.Rule] = (retention.KeepLast(1),),
+        layout: Literal["tekoa", "t5x"] = "tekoa",
+        axes: Mapping[str, Any] | None = None,
         fatal_after: int = 3,
         grace_seconds: float = 60.0,
     ):
+        if layout not in ("tekoa", "t5x"):
+            raise ValueError(f"layout must be 'tekoa' or 't5x', got {layout!r}.")
         self._rules = tuple(keep)
+        self._layout = layout
+        self._axes = dict(axes or {})
         self._lease, is_first = lease_lib.acquire(directory)
         self.directory = self._lease.directory
         self._runner = background.Runner(fatal_after=fatal_after, grace_seconds=grace_seconds)
@@ -108,11 +117,15 @@ class Store:
         )
 
         def write(directory: pathlib.Path) -> None:
-            arrays.write(directory, {leaf.name: value for leaf, value in kept})
-            leaves.write_index(directory, index)
+            values = {leaf.name: value for leaf, value in kept}
+            if self._layout == "t5x":
+                t5x_step.write(directory, index, values, self._axes)
+            else:
+                arrays.write(directory, values)
+                leaves.write_index(directory, index)
 
         facts = {"meta_hash": commit.meta_hash(meta)}
-        commit.commit(self._lease, step, write, layout="tekoa", facts=facts)
+        commit.commit(self._lease, step, write, layout=self._layout, facts=facts)
 
     def _retain(self, step: int, metrics: dict[str, float]) -> None:
         self._metrics[step] = metrics

@@ -1,0 +1,71 @@
+"""The best value of a metric so far, kept in a file beside the checkpoints.
+
+The file holds one number as text. It is replaced atomically, and after the checkpoint
+it belongs to is committed: a program killed in between finds the older score and
+evaluates that checkpoint again.
+"""
+
+import math
+import operator
+import os
+import pathlib
+from typing import Literal
+
+from tekoa.store import errors, files
+
+
+class Score:
+    """The best finite value of one metric over all runs of a program.
+
+    Args:
+        path: The file; it and its directory need not exist.
+        mode: Whether a lower ('min') or a higher ('max') value is better.
+
+    >>> import tempfile
+    >>> score = Score(tempfile.mkdtemp() + '/score', mode='max')
+    >>> score.is_better(0.0), score.record(0.0), score.is_better(math.nan), score.value
+    (True, None, False, 0.0)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, mode: Literal["min", "max"]):
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
+        self._path = pathlib.Path(path)
+        self._better = operator.lt if mode == "min" else operator.gt
+        self._value = self._read()
+
+    @property
+    def value(self) -> float | None:
+        """The best value so far, None if there is none."""
+        return self._value
+
+    def is_better(self, value: float) -> bool:
+        """Tells whether `value` is finite and better than all before."""
+        value = float(value)
+        return math.isfinite(value) and (self._value is None or self._better(value, self._value))
+
+    def record(self, value: float) -> None:
+        """Makes `value` the best, on disk too; to be called after the commit.
+
+        Raises:
+            ValueError: If it is not better.
+        """
+        if not self.is_better(value):
+            raise ValueError(f"{value!r} is not better than {self._value!r} in {self._path}.")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(self._path, repr(float(value)).encode())
+        self._value = float(value)
+
+    def _read(self) -> float | None:
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            raise errors.DamagedError(
+                f"{self._path}: {text[:50]!r} is not a number. Write the best score so far into "
+                "it, or remove it to start anew."
+            ) from None
+        return value if math.isfinite(value) else None

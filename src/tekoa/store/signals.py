@@ -1,0 +1,59 @@
+"""A wish to stop, as a flag that loops look at.
+
+SIGTERM, SIGINT and SIGUSR1 only set the flag: the loop that polls it saves and ends
+with `EXIT_STOPPED`. A second signal ends the process at once.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+# As sysexits' EX_TEMPFAIL: stopped, and can be resumed.
+EXIT_STOPPED = 75
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopFlag:
+    """Set by a signal; read by `is_set`, which costs an attribute lookup.
+
+    Attributes:
+        signal: The signal that set it, None while it is not set.
+    """
+
+    def __init__(self):
+        self.signal: signal.Signals | None = None
+
+    def is_set(self) -> bool:
+        """Tells whether a signal has asked to stop."""
+        return self.signal is not None
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None:
+            # Nothing buffered, nothing cleaned up: whoever signals twice means it.
+            os._exit(128 + number)
+        self.signal = signal.Signals(number)
+
+
+@contextlib.contextmanager
+def stop_flag() -> Iterator[StopFlag]:
+    """Turns stop signals into a flag for the body of a `with` statement.
+
+    In a thread that is not the main one signals cannot be caught; the flag is then
+    never set.
+
+    Yields:
+        The flag. Handlers of before are back afterwards.
+    """
+    flag = StopFlag()
+    before = {}
+    try:
+        for number in SIGNALS:
+            with contextlib.suppress(ValueError):
+                before[number] = signal.signal(number, flag._on_signal)
+        yield flag
+    finally:
+        for number, handler in before.items():
+            # A handler that was not made in Python cannot be put back by it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

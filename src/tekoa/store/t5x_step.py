@@ -1,0 +1,133 @@
+"""Tekoa's items in a step of the T5X format.
+
+`model_params` is T5X's `target`, `optimizer_state` its `state/param_states`,
+`model_state` its `flax_mutables`. What T5X has no place for (average, carry, rng ...)
+stands in a second msgpack file, and the index beside it, so that a step that Tekoa
+wrote in this format resumes exactly. T5X looks at neither file.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from tekoa.core import trees
+from tekoa.store import arrays, errors, leaves, names, t5x, t5x_msgpack, t5x_zarr
+
+FILE = "tekoa_items"
+
+_HOMES: dict[str, trees.Name] = {
+    "model_params": ("target",),
+    "optimizer_state": ("state", "param_states"),
+    "model_state": ("flax_mutables",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class T5XStep:
+    """A step in T5X's format, opened for reading.
+
+    Attributes:
+        path: Its directory.
+        index: What it holds, under the item names of Tekoa.
+        values: Arrays that were in a msgpack file, or specs of zarr arrays.
+    """
+
+    path: pathlib.Path
+    index: leaves.Index
+    values: Mapping[trees.Name, Any]
+
+    def read(
+        self,
+        wanted: Mapping[trees.Name, leaves.Leaf],
+        shardings: Mapping[trees.Name, jax.sharding.Sharding],
+    ) -> dict[trees.Name, Any]:
+        """Reads leaves as numpy arrays, or as jax arrays where a sharding is given."""
+        flat = {name: self.values.get(name) for name in wanted}
+        for name, value in flat.items():
+            if value is None:
+                raise errors.DamagedError(f"{self.path}: {'/'.join(name)!r} is not there.")
+            if isinstance(value, t5x_zarr.Spec) and name in shardings:
+                store = t5x_zarr.open_array(self.path, value)
+                flat[name] = arrays.read_shards(self.path, wanted[name], store, shardings[name])
+        read = t5x.resolve(self.path, {"/".join(name): value for name, value in flat.items()})
+        return {
+            name: value if isinstance(value, jax.Array) else np.asarray(value)
+            for name, value in zip(flat, read.values(), strict=True)
+        }
+
+
+def write(
+    directory: pathlib.Path,
+    index: leaves.Index,
+    values: Mapping[trees.Name, Any],
+    axes: Mapping[str, Any],
+) -> None:
+    """Writes items into a step that is being made.
+
+    Args:
+        directory: The step's temporary directory.
+        index: What the step holds.
+        values: Arrays by name.
+        axes: By item, a tree of axes as `t5x.write` takes it.
+    """
+    local = {name: np.asarray(value) for name, value in values.items()}
+    flat = {_HOMES[n[0]] + n[1:]: value for n, value in local.items() if n[0] in _HOMES}
+    state = arrays.nest({("state", "step"): np.asarray(index.step, np.int32), **flat})
+    state.setdefault("target", {})
+    if "optimizer_state" in index.items:
+        state["state"].setdefault("param_states", {})
+    placed = arrays.nest({home: axes[item] for item, home in _HOMES.items() if item in axes})
+    t5x.write_tree(directory, state, placed)
+    rest = {name: value for name, value in local.items() if name[0] not in _HOMES}
+    (directory / FILE).write_bytes(t5x_msgpack.pack(arrays.nest(rest)))
+    leaves.write_index(directory, index)
+
+
+def open_step(path: pathlib.Path) -> T5XStep:
+    """Opens a step of the T5X format, whoever wrote it.
+
+    Raises:
+        errors.DamagedError: If it is not whole, or asks for anything unsafe.
+    """
+    state = t5x.read_tree(path)
+    values: dict[trees.Name, Any] = {}
+    for item, home in _HOMES.items():
+        node: Any = state
+        for part in home:
+            node = node.get(part, {}) if isinstance(node, dict) else {}
+        values.update(_flatten(node, (item,)))
+    if not (path / names.INDEX).exists():
+        return T5XStep(path, _index_of(path, state, values), values)
+    extra = t5x_msgpack.unpack((path / FILE).read_bytes(), str(path / FILE))
+    return T5XStep(path, leaves.read_index(path), {**values, **_flatten(extra, ())})
+
+
+def _index_of(
+    path: pathlib.Path, state: dict[str, Any], values: Mapping[trees.Name, Any]
+) -> leaves.Index:
+    step = state.get("state", {}).get("step")
+    if step is None or isinstance(step, dict):
+        raise errors.DamagedError(f"{path / names.T5X}: has no step.")
+    items = [item for item, home in _HOMES.items() if home[0] in state]
+    described = {name: _describe(name, value) for name, value in values.items()}
+    return leaves.Index(step=int(step), leaves=described, items=items, meta={})
+
+
+def _describe(name: trees.Name, value: Any) -> leaves.Leaf:
+    if isinstance(value, t5x_zarr.Spec):
+        return leaves.Leaf(name=name, shape=value.shape, dtype=value.dtype)
+    array = np.asarray(value)
+    return leaves.Leaf(name=name, shape=array.shape, dtype=array.dtype.name)
+
+
+def _flatten(node: Any, name: trees.Name) -> dict[trees.Name, Any]:
+    if isinstance(node, dict):
+        flat: dict[trees.Name, Any] = {}
+        for key, child in node.items():
+            flat.update(_flatten(child, (*name, key)))
+        return flat
+    return {} if node is None or isinstance(node, str) else {name: node}

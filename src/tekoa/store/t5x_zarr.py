@@ -1,0 +1,214 @@
+"""The zarr arrays of a T5X checkpoint, written and read with TensorStore.
+
+A checkpoint may come from anywhere, so a spec found in it is never handed to
+TensorStore: a new one is made from the checked path, and shape, dtype, chunks and
+compressor are read from `.zarray` and checked before anything is allocated.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tekoa.store import errors, names, t5x_msgpack
+
+_TARGET_BYTES = 64 * 2**20
+_COMPRESSOR = {"id": "gzip", "level": 1}
+_DRIVERS = ("file", "gfile", "gcs")
+_MAX_ZARRAY_BYTES = 2**20
+# The most that a byte of gzip or zstd can stand for: zstd's run of 128 KiB in 4 bytes.
+_MAX_RATIO = 2**15
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A zarr array of a checkpoint, checked as far as its own words go.
+
+    Attributes:
+        path: Relative to the step, without a trailing slash.
+        shape: As the msgpack file says.
+        dtype: A name of numpy or ml_dtypes.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def choose_chunk_shape(shape: tuple[int, ...], target_elements: int) -> tuple[int, ...]:
+    """Shrinks the largest dimension to its next divisor until a chunk is small enough.
+
+    Raises:
+        IndexError: If a dimension is 0, as the original does.
+
+    >>> choose_chunk_shape((30, 8, 8), 100)
+    (6, 4, 4)
+    """
+    chunk = list(shape)
+    if 0 in chunk:
+        raise IndexError(f"An array of shape {shape} has no elements and so no chunks.")
+    while math.prod(chunk) > target_elements:
+        i = chunk.index(max(chunk))
+        if chunk[i] == 1:
+            break
+        chunk[i] = _next_divisor(shape[i], chunk[i])
+    return tuple(chunk)
+
+
+def _next_divisor(n: int, below: int) -> int:
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return max(d for d in small + [n // d for d in small] if d < below)
+
+
+def is_spec(node: Any) -> bool:
+    """Tells whether a map of the msgpack file stands for a zarr array."""
+    return isinstance(node, dict) and {"driver", "kvstore", "metadata"} <= node.keys()
+
+
+def make_spec(path: str, array: np.ndarray) -> dict[str, Any]:
+    """Makes the map that stands for an array in the msgpack file."""
+    chunks = choose_chunk_shape(array.shape, _TARGET_BYTES // array.itemsize)
+    return {
+        "driver": "zarr",
+        "dtype": array.dtype.name,
+        "kvstore": {"driver": "file", "path": f"{path}/"},
+        "metadata": {
+            "chunks": list(chunks),
+            "compressor": dict(_COMPRESSOR),
+            "shape": list(array.shape),
+        },
+    }
+
+
+def write(directory: pathlib.Path, spec: dict[str, Any], array: np.ndarray) -> Any:
+    """Starts to write an array as its spec says; the result is a future."""
+    import tensorstore as ts
+
+    spec = {
+        **spec,
+        "kvstore": {"driver": "file", "path": f"{directory}/{spec['kvstore']['path']}"},
+        # The original writes chunks of zeros too; no fill value stands for them.
+        "store_data_equal_to_fill_value": True,
+    }
+    return ts.open(spec, create=True, open=False).result().write(array)
+
+
+def parse_spec(node: dict[str, Any], where: str) -> Spec:
+    """Checks a spec found in a checkpoint.
+
+    Args:
+        node: The map of the msgpack file.
+        where: The file and leaf, for messages.
+
+    Raises:
+        errors.UnsafeError: If it asks for another driver or a path outside the step.
+        errors.DamagedError: If it is not understandable.
+    """
+    kvstore, metadata = node["kvstore"], node["metadata"]
+    if not isinstance(kvstore, dict) or not isinstance(metadata, dict):
+        raise errors.DamagedError(f"{where}: the array's spec is not understandable.")
+    if node["driver"] != "zarr" or kvstore.get("driver") not in _DRIVERS:
+        raise errors.UnsafeError(
+            f"{where}: asks for driver {node['driver']!r} over {kvstore.get('driver')!r}; only "
+            f"'zarr' over {', '.join(_DRIVERS)} is opened."
+        )
+    # TensorStore before 0.1.14 had the path beside the kvstore.
+    path = kvstore.get("path", node.get("path"))
+    if not isinstance(path, str) or not names.is_safe_path(path.removesuffix("/")):
+        raise errors.UnsafeError(
+            f"{where}: its path {path!r} is not inside the checkpoint; nothing was opened."
+        )
+    dtype = node.get("dtype", metadata.get("dtype"))
+    if dtype in ("uint16", "<u2"):
+        raise errors.DamagedError(
+            f"{where}: is stored as uint16, version 2's way of bfloat16; this is not supported."
+        )
+    dtype = _dtype_of(dtype, where)
+    shape = metadata.get("shape")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise errors.DamagedError(f"{where}: has the shape {shape!r}.")
+    return Spec(path=path.removesuffix("/"), shape=tuple(shape), dtype=dtype.name)
+
+
+def open_array(directory: pathlib.Path, spec: Spec) -> Any:
+    """Opens an array after checking its files; the result is a TensorStore.
+
+    Raises:
+        errors.DamagedError: If files are missing, or not as the spec says.
+        errors.UnsafeError: If a file is a link, or the sizes cannot be true.
+    """
+    import tensorstore as ts
+
+    folder = directory / spec.path
+    sizes = _file_sizes(directory, folder)
+    _check_zarray(folder, spec, sizes)
+    kvstore = {"driver": "file", "path": f"{folder.absolute()}/"}
+    return ts.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
+
+
+def _file_sizes(directory: pathlib.Path, folder: pathlib.Path) -> dict[str, int]:
+    for path in (folder, *folder.relative_to(directory).parents):
+        if (directory / path).is_symlink() and path != pathlib.Path("."):
+            raise errors.UnsafeError(f"{directory / path}: is a link; links are not followed.")
+    try:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        raise errors.DamagedError(f"{folder}: the array is missing.") from None
+    for entry in found:
+        if entry.is_symlink():
+            raise errors.UnsafeError(f"{entry.path}: is a link; links are not followed.")
+    return {entry.name: entry.stat().st_size for entry in found}
+
+
+def _check_zarray(folder: pathlib.Path, spec: Spec, sizes: dict[str, int]) -> None:
+    path = folder / ".zarray"
+    if sizes.get(".zarray", _MAX_ZARRAY_BYTES + 1) > _MAX_ZARRAY_BYTES:
+        raise errors.DamagedError(f"{path}: is missing or far too large.")
+    try:
+        stored = json.loads(path.read_text())
+        shape, chunks = stored["shape"], stored["chunks"]
+        compressor = stored["compressor"] and stored["compressor"]["id"]
+        separator = stored.get("dimension_separator", ".")
+        dtype = _dtype_of(stored["dtype"], str(path))
+    except (ValueError, TypeError, KeyError) as error:
+        raise errors.DamagedError(f"{path}: is not readable: {error!r}.") from error
+    if tuple(shape) != spec.shape or dtype.name != spec.dtype:
+        raise errors.DamagedError(
+            f"{path}: has {dtype.name}{shape}, the checkpoint says {spec.dtype}{list(spec.shape)}."
+        )
+    if compressor not in (None, "gzip", "zlib", "zstd") or stored.get("filters"):
+        raise errors.DamagedError(f"{path}: compressor {compressor!r} is not supported.")
+    is_grid = len(chunks) == len(shape) and all(type(n) is int and n > 0 for n in chunks)
+    if not is_grid or separator not in (".", "/"):
+        raise errors.DamagedError(f"{path}: has chunks {chunks} for the shape {shape}.")
+    _check_chunks(folder, spec, chunks, sizes)
+
+
+def _check_chunks(
+    folder: pathlib.Path, spec: Spec, chunks: list[int], sizes: dict[str, int]
+) -> None:
+    n_chunks = math.prod(-(-n // c) for n, c in zip(spec.shape, chunks, strict=True))
+    n_files = len(sizes) - 1
+    if n_chunks > n_files:
+        raise errors.DamagedError(
+            f"{folder}: {n_chunks - n_files} of {n_chunks} chunk files are missing."
+        )
+    n_bytes = n_chunks * math.prod(chunks) * t5x_msgpack.to_dtype(spec.dtype, "").itemsize
+    if n_bytes > _MAX_RATIO * sum(sizes.values()):
+        raise errors.UnsafeError(
+            f"{folder}: is said to hold {n_bytes} bytes in files of {sum(sizes.values())}; that "
+            "cannot be true."
+        )
+
+
+def _dtype_of(name: Any, where: str) -> np.dtype:
+    """Reads numpy's short form ('<f4') or a name ('float32', 'bfloat16')."""
+    with contextlib.suppress(TypeError):
+        name = np.dtype(name).name if isinstance(name, str) and name[:1] in "<|" else name
+    return t5x_msgpack.to_dtype(name, where)
