@@ -1,0 +1,85 @@
+"""Stacks examples into a batch and takes a batch apart, whatever their nesting.
+
+An example is a dict of arrays as a rule; tuples, lists and dicts inside one another
+work too, so that data functions written for other runners can be used.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tekoa.data.reader import DataError, as_array
+
+
+def stack(examples: Sequence[Any], where: str) -> Any:
+    """Stacks examples along a new first axis.
+
+    Args:
+        examples: At least one example; all of one structure.
+        where: What they were read from, for the message.
+
+    Raises:
+        DataError: If fields are missing or differ in shape; it names field and source.
+
+    >>> stack([{'x': 1, 'name': 'a'}, {'x': 2, 'name': 'b'}], 'a list')
+    {'x': array([1, 2]), 'name': array(['a', 'b'], dtype=object)}
+    """
+    return _stacked(examples, where, "")
+
+
+def _stacked(examples: Sequence[Any], where: str, field: str) -> Any:
+    first = examples[0]
+    if isinstance(first, Mapping):
+        for example in examples:
+            if not isinstance(example, Mapping) or example.keys() != first.keys():
+                raise DataError(
+                    f"Examples of {where} have different fields: {_fields(first)} and "
+                    f"{_fields(example)}. Use source.map to give all of them the same fields."
+                )
+        return {
+            key: _stacked([example[key] for example in examples], where, f"{field}/{key}")
+            for key in first
+        }
+    if isinstance(first, (tuple, list)):
+        columns = zip(*examples, strict=True)
+        parts = [_stacked(column, where, f"{field}/{at}") for at, column in enumerate(columns)]
+        return type(first)(parts) if type(first) in (tuple, list) else tuple(parts)
+    return _stacked_leaves([as_array(value) for value in examples], where, field)
+
+
+def _stacked_leaves(arrays: list[np.ndarray], where: str, field: str) -> np.ndarray:
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        a, b = sorted(shapes)[:2]
+        raise DataError(
+            f"Field {field.lstrip('/') or 'value'!r} of {where} has shape {a} in one example and "
+            f"{b} in another, so they do not form a batch. Pad or cut it with source.map."
+        )
+    return np.stack(arrays)
+
+
+def _fields(example: Any) -> Any:
+    return sorted(map(str, example)) if isinstance(example, Mapping) else type(example).__name__
+
+
+def map_arrays(fn: Callable[[np.ndarray], Any], batch: Any) -> Any:
+    """Applies `fn` to every array of a batch, keeping the structure.
+
+    >>> map_arrays(len, {'x': np.zeros((2, 3)), 'y': (np.zeros(4),)})
+    {'x': 2, 'y': (4,)}
+    """
+    if isinstance(batch, Mapping):
+        return {key: map_arrays(fn, value) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)([map_arrays(fn, value) for value in batch])
+    return fn(batch)
+
+
+def row(batch: Any, at: int) -> Any:
+    """Takes one example out of a batch; its leaves are arrays, text or bytes.
+
+    >>> row({'x': np.array([[1, 2], [3, 4]])}, 1)
+    {'x': array([3, 4])}
+    """
+    return map_arrays(lambda array: array[at, ...] if array.dtype != object else array[at], batch)
