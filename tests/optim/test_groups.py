@@ -1,0 +1,236 @@
+import json
+import warnings
+
+import equinox as eqx
+import flax.linen as nn
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from tekoa.core import rules
+from tekoa.optim import amos, classic, groups, triples
+from tekoa.testing import assert_trees_equal
+
+PARAMS = {
+    "encoder": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)},
+    "head": {"kernel": jnp.ones((3, 1)), "bias": jnp.ones(1)},
+}
+
+
+def one_step(tx, params=PARAMS, grads=None):
+    grads = jax.tree.map(jnp.ones_like, params) if grads is None else grads
+    return tx.update(grads, tx.init(params), params)
+
+
+def test_each_group_gets_its_own_transformation_and_the_first_match_wins():
+    tx = groups.groups({"head": optax.sgd(0.1), "kernel$": optax.sgd(0.2), ".*": optax.sgd(0.3)})
+    updates, _ = one_step(tx)
+    seen = jax.tree.map(lambda u: round(float(-u.ravel()[0]), 6), updates)
+    assert seen == {"encoder": {"kernel": 0.2, "bias": 0.3}, "head": {"kernel": 0.1, "bias": 0.1}}
+
+
+@pytest.mark.parametrize("value", [None, "freeze", optax.set_to_zero(), groups.freeze()])
+def test_frozen_group_does_not_move_and_has_no_slots(value):
+    tx = groups.groups({"^encoder": value, ".*": optax.adam(0.1)})
+    updates, state = one_step(tx)
+    assert not any(x.any() for x in jax.tree.leaves(updates["encoder"]))
+    assert all(x.all() for x in jax.tree.leaves(updates["head"]))
+    assert not jax.tree.leaves(state.inner_states["^encoder"])
+
+
+def test_frozen_nan_gradients_do_no_harm():
+    grads = {
+        "encoder": jax.tree.map(lambda x: x * np.nan, PARAMS["encoder"]),
+        "head": PARAMS["head"],
+    }
+    updates, _ = one_step(groups.groups({"^enc": None, ".*": optax.adam(0.1)}), grads=grads)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(updates))
+
+
+def test_leaves_in_no_group_are_named():
+    with pytest.raises(rules.NoRuleError, match="'encoder/bias', 'head/bias'"):
+        groups.groups({"kernel$": optax.sgd(0.1)}).init(PARAMS)
+
+
+def test_patterns_that_take_nothing_are_reported_and_training_goes_on():
+    tx = groups.groups({"kernal$": optax.sgd(9.0), ".*": optax.sgd(0.1), "bias$": None})
+    with pytest.warns(groups.UnusedRuleWarning, match=r"'kernal\$', 'bias\$'"):
+        state = tx.init(PARAMS)
+    updates, _ = tx.update(PARAMS, state, PARAMS)
+    np.testing.assert_allclose(updates["head"]["kernel"], -0.1, rtol=1e-6)
+
+
+def test_a_tree_without_parameters_is_no_reason_to_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        groups.groups({"a": None, "b": optax.adam(0.1)}).init({})
+
+
+@pytest.mark.parametrize("value", ["frozen", 0.1, optax.sgd, {}])
+def test_a_value_that_is_no_transformation_names_its_group(value):
+    with pytest.raises(TypeError, match=r"'bias\$'"):
+        groups.groups({"bias$": value})
+
+
+class LinenModel(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1, name="head")(nn.Dense(3, name="encoder")(x))
+
+
+class NnxModel(nnx.Module):
+    def __init__(self):
+        self.encoder = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+
+class Layer(eqx.Module):
+    kernel: jax.Array
+    bias: jax.Array
+
+
+class EquinoxModel(eqx.Module):
+    encoder: Layer
+    head: Layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PARAMS,
+        lambda: LinenModel().init(jax.random.key(0), jnp.ones((1, 2)))["params"],
+        lambda: nnx.state(NnxModel(), nnx.Param),
+        lambda: nnx.as_pure(nnx.state(NnxModel(), nnx.Param)),
+        lambda: EquinoxModel(Layer(*PARAMS["encoder"].values()), Layer(*PARAMS["head"].values())),
+    ],
+    ids=["dict", "linen", "nnx_state", "nnx_pure", "equinox"],
+)
+def test_one_table_serves_every_framework(make):
+    params = make()
+    tx = groups.groups({"^encoder/": "freeze", "bias$": optax.sgd(0.5), "kernel$": optax.sgd(0.25)})
+    updates, _ = one_step(tx, params)
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+    by_size = {x.size: float(x.ravel()[0]) for x in jax.tree.leaves(updates)}
+    sizes = {"encoder kernel": 6, "head bias": 1}
+    assert by_size[sizes["encoder kernel"]] == 0.0
+    assert by_size[sizes["head bias"]] == -0.5
+    head_kernel = [x for x in jax.tree.leaves(updates) if x.shape == (3, 1)]
+    assert float(head_kernel[0][0, 0]) == -0.25
+
+
+def test_mask_gives_decay_to_the_named_leaves_only():
+    decay = groups.mask({"bias$": False, "^head": False, ".*": True})
+    tx = optax.adamw(0.1, weight_decay=0.5, mask=decay)
+    updates, _ = one_step(tx, grads=jax.tree.map(jnp.zeros_like, PARAMS))
+    np.testing.assert_allclose(updates["encoder"]["kernel"], -0.05, rtol=1e-6)
+    assert not updates["encoder"]["bias"].any()
+    assert not updates["head"]["kernel"].any()
+
+
+def test_mask_works_inside_a_group():
+    adamw = optax.adamw(0.1, weight_decay=0.5, mask=groups.mask({"bias$": False, ".*": True}))
+    tx = groups.groups({"^head": None, ".*": adamw})
+    updates, _ = one_step(tx, grads=jax.tree.map(jnp.zeros_like, PARAMS))
+    np.testing.assert_allclose(updates["encoder"]["kernel"], -0.05, rtol=1e-6)
+    assert not updates["encoder"]["bias"].any()
+
+
+def test_amos_sees_full_names_inside_a_group():
+    seen = set()
+    tx = groups.groups(
+        {"kernel$": amos.amos(0.1, lambda name, shape: seen.add(name) or 1.0), ".*": None}
+    )
+    one_step(tx)
+    assert seen == {("encoder", "kernel"), ("head", "kernel")}
+
+
+def rates_of(state):
+    return {group: float(rate) for group, rate in groups.current_rates(state).items()}
+
+
+def test_rates_of_all_groups_can_be_read_while_training():
+    schedule = optax.linear_schedule(1.0, 0.0, 10)
+    tx = groups.groups(
+        {
+            "^head/bias": None,
+            "^head": groups.rated(optax.adamw, schedule, weight_decay=0.1),
+            "bias$": groups.rated(optax.sgd, 0.25),
+            "kernel$": optax.inject_hyperparams(optax.sgd)(learning_rate=schedule),
+        }
+    )
+    params, state = PARAMS, tx.init(PARAMS)
+    update = jax.jit(tx.update)
+    expected = {"^head/bias": 0.0, "^head": 1.0, "bias$": 0.25, "kernel$": 1.0}
+    assert rates_of(state) == pytest.approx(expected)
+    for i in range(4):
+        updates, state = update(PARAMS, state, params)
+        # The rate told is the rate used: sgd's update is minus it.
+        expected |= {"^head": 1 - i / 10, "kernel$": 1 - i / 10}
+        assert rates_of(state) == pytest.approx(expected, rel=1e-6)
+        np.testing.assert_allclose(updates["encoder"]["kernel"], i / 10 - 1, rtol=1e-6)
+    json.dumps(rates_of(state))
+
+
+def test_amos_rate_is_that_of_its_own_count():
+    schedule = lambda count: 0.1 * count
+    eta = lambda name, shape: 1.0
+    tx = groups.rated(amos.amos, schedule, eta_fn=eta)
+    updates, state = one_step(tx)
+    alone, _ = one_step(amos.amos(schedule, eta))
+    assert_trees_equal(updates, alone)
+    assert rates_of(state) == {"all": pytest.approx(0.1)}
+
+
+def test_rated_trains_as_what_it_wraps():
+    for learning_rate in (0.1, optax.linear_schedule(0.1, 0.0, 5)):
+        rated, plain = groups.rated(optax.adam, learning_rate), optax.adam(learning_rate)
+        state, plain_state = rated.init(PARAMS), plain.init(PARAMS)
+        for _ in range(3):
+            updates, state = rated.update(PARAMS, state)
+            expected, plain_state = plain.update(PARAMS, plain_state)
+            assert_trees_equal(updates, expected)
+        assert_trees_equal(state.inner, plain_state)
+
+
+def test_rates_are_found_through_wrappers_and_nested_groups():
+    triple = lambda rate: triples.from_triple(classic.adam(rate))
+    inner = groups.groups({"bias$": groups.rated(triple, 0.5), ".*": optax.sgd(1.0)})
+    tx = groups.groups({"^head": inner, ".*": groups.rated(optax.sgd, 0.125)})
+    chain = optax.chain(optax.clip(1.0), tx)
+    assert rates_of(chain.init(PARAMS)) == {"^head/bias$": 0.5, ".*": 0.125}
+    steps = optax.MultiSteps(chain, 2)
+    assert rates_of(steps.init(PARAMS)) == {"^head/bias$": 0.5, ".*": 0.125}
+    assert rates_of(optax.adam(1.0).init(PARAMS)) == {}
+    model = NnxModel()
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    assert rates_of(optimizer.opt_state) == {"^head/bias$": 0.5, ".*": 0.125}
+
+
+def test_multi_steps_may_be_a_group():
+    tx = groups.groups({"kernel$": optax.MultiSteps(optax.sgd(0.5), 2), ".*": None})
+    state = tx.init(PARAMS)
+    first, state = tx.update(PARAMS, state, PARAMS)
+    second, state = tx.update(PARAMS, state, PARAMS)
+    assert not first["head"]["kernel"].any()
+    np.testing.assert_array_equal(second["head"]["kernel"], -0.5)
+
+
+def test_extra_arguments_reach_the_groups():
+    plateau = optax.chain(optax.sgd(1.0), optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
+    tx = groups.groups({"head": plateau, ".*": None})
+    state = tx.init(PARAMS)
+    for _ in range(4):
+        updates, state = tx.update(PARAMS, state, PARAMS, value=1.0)
+    assert -1.0 < float(updates["head"]["bias"][0]) < 0
+
+
+def test_group_state_is_restored_exactly():
+    tx = groups.groups({"/bias$": groups.rated(optax.adam, 0.1), "kernel$": optax.adam(0.2)})
+    _, state = one_step(tx)
+    data = flax.serialization.to_bytes(state)
+    restored = flax.serialization.from_bytes(tx.init(PARAMS), data)
+    assert_trees_equal(restored, state)
