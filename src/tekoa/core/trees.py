@@ -161,10 +161,16 @@ def global_norm(tree: PyTree) -> jax.Array:
     >>> float(global_norm({'a': np.float32([3.0]), 'b': np.float32([4.0])}))
     5.0
     """
-    leaves = [x for x in jax.tree.leaves(tree) if x is not None]
-    if not leaves:
-        return jnp.zeros((), jnp.float32)
-    return jnp.sqrt(sum(jnp.sum(jnp.square(_at_least_float32(x))) for x in leaves))
+    return jnp.sqrt(sum(sums_of_squares(tree), jnp.zeros((), jnp.float32)))
+
+
+def sums_of_squares(tree: PyTree) -> list[jax.Array]:
+    """Computes the sum of squares of each leaf, in float32 at least.
+
+    >>> [float(x) for x in sums_of_squares({'a': np.float32([3.0, 4.0]), 'b': 2.0})]
+    [25.0, 4.0]
+    """
+    return [jnp.sum(jnp.square(_at_least_float32(x))) for x in jax.tree.leaves(tree)]
 
 
 def _at_least_float32(x: Any) -> jax.Array:

@@ -1,0 +1,101 @@
+"""Flax Linen models as pure functions: collections, rngs, train and eval mode."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.core
+import jax
+from flax import linen as nn
+
+from tekoa.core.model import ModelFns, Variables
+from tekoa.core.trees import PyTree
+
+Collections = Mapping[str, Sequence[str]]
+
+_TRAIN_WORDS = {"train": True, "training": True, "is_training": True, "deterministic": False}
+_NOT_KEPT = ("intermediates",)
+
+
+def model_fns(
+    init: Callable[..., Any] | nn.Module,
+    apply: Callable[..., Any] | None = None,
+    *,
+    collections: Collections | None = None,
+    mutable: bool | Sequence[str] = True,
+) -> ModelFns:
+    """Makes `ModelFns` of a Linen module, or of its `init` and `apply`.
+
+    Args:
+        init: A module, or `module.init`.
+        apply: `module.apply`; that of the module by default.
+        collections: Names of the rng streams at "init" and at "apply".
+        mutable: Which collections training may change: all that the model has, none, or
+            those named. Evaluation changes the 'carry' only.
+
+    Returns:
+        The model's functions. A call argument named train, training, is_training or
+        deterministic is set by the mode.
+    """
+    if isinstance(init, nn.Module):
+        init, apply = init.init, apply or init.apply
+    if apply is None:
+        raise TypeError("A Linen model needs apply as well as init: pass apply=model.apply.")
+    streams = {"init": ("params", "dropout"), "apply": ("dropout",), **(collections or {})}
+
+    def init_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> tuple[PyTree, Variables]:
+        found = init(_rngs(rng, streams["init"]), *inputs, **_mode(init, train=False))
+        found = nn.meta.unbox(flax.core.unfreeze(found))
+        if not isinstance(found, Mapping) or "params" not in found:
+            raise TypeError(
+                "A Linen init must give a mapping of collections with 'params' among them, "
+                f"got {type(found).__name__} {sorted(found) if isinstance(found, Mapping) else ''}."
+            )
+        variables = {k: v for k, v in found.items() if k not in ("params", *_NOT_KEPT)}
+        return found["params"], variables
+
+    def apply_fn(params, variables, inputs, *, rng, train: bool):
+        may_change = _may_change(variables, mutable, train)
+        result = apply(
+            {"params": params, **variables},
+            *inputs,
+            rngs=_rngs(rng, streams["apply"]),
+            mutable=may_change,
+            **_mode(apply, train=train),
+        )
+        if not may_change:
+            return result, {}
+        outputs, changed = result
+        return outputs, flax.core.unfreeze(changed)
+
+    return ModelFns(init=init_fn, apply=apply_fn)
+
+
+def _rngs(rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
+    return {name: jax.random.fold_in(rng, i) for i, name in enumerate(names)}
+
+
+def _may_change(
+    variables: Variables, mutable: bool | Sequence[str], train: bool
+) -> list[str] | bool:
+    if not train:
+        names = [name for name in variables if name == "carry"]
+    elif isinstance(mutable, bool):
+        names = list(variables) if mutable else []
+    else:
+        names = [name for name in variables if name in mutable]
+    return names or False
+
+
+def _mode(method: Callable[..., Any], *, train: bool) -> dict[str, bool]:
+    """The call argument that tells training from evaluation, where the module has one."""
+    module = getattr(method, "__self__", None)
+    if not isinstance(module, nn.Module):
+        return {}
+    arguments = inspect.signature(type(module).__call__).parameters
+    return {
+        word: when if train else not when
+        for word, when in _TRAIN_WORDS.items()
+        # A module that holds the setting itself must not be told twice.
+        if word in arguments and getattr(module, word, None) is None
+    }

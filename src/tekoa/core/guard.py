@@ -1,0 +1,62 @@
+"""What happens when a loss or a gradient is not finite.
+
+The host runs ahead of the device, so the decision is taken on the device: a bad step
+leaves the state as it was, and the record of it travels with the state.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from tekoa.core import trees
+from tekoa.core.state import Health, TrainState
+
+OnNan = Literal["stop", "skip", "ignore"]
+
+
+class NonFiniteError(FloatingPointError):
+    """Training stopped at numbers that are not finite; the state is the last good one."""
+
+
+def guarded(
+    old: TrainState, new: TrainState, *, value: jax.Array, squares: list[jax.Array], on_nan: OnNan
+) -> TrainState:
+    """Gives the new state, or the old one where this step went bad.
+
+    Args:
+        old: The state before the step.
+        new: The state after it.
+        value: The step's loss.
+        squares: Sum of squares of each gradient leaf.
+        on_nan: "stop" also keeps the old state ever after; "skip" goes on with the next
+            step; "ignore" always gives the new state.
+    """
+    if on_nan == "ignore":
+        return new
+    are_bad = jnp.stack([jnp.zeros((), bool), *(~jnp.isfinite(x) for x in squares)])
+    is_bad = ~jnp.isfinite(value) | jnp.any(are_bad)
+    was_bad = old.health.first_step > 0
+    is_first = is_bad & ~was_bad
+    leaf = jnp.where(jnp.any(are_bad), jnp.argmax(are_bad) - 1, -1).astype(jnp.int32)
+    first = Health(old.health.n_bad + 1, old.step + 1, value.astype(jnp.float32), leaf)
+    health = jax.tree.map(lambda a, b: jnp.where(is_first, b, a), old.health, first)
+    health = health._replace(n_bad=old.health.n_bad + is_bad)
+    keep = (is_bad | was_bad) if on_nan == "stop" else is_bad
+    kept = jax.tree.map(lambda a, b: b if a is b else jnp.where(keep, a, b), old, new)
+    step = kept.step if on_nan == "stop" else new.step
+    return kept.replace(step=step, health=health)
+
+
+def diagnosis(state: TrainState) -> str:
+    """Tells where the first value that was not finite appeared; empty if all is well."""
+    health = jax.device_get(state.health)
+    if not health.n_bad:
+        return ""
+    places = []
+    if not jnp.isfinite(health.first_loss):
+        places.append(f"the loss was {float(health.first_loss)}")
+    if health.first_leaf >= 0:
+        name = "/".join(trees.leaf_names(state.params)[int(health.first_leaf)])
+        places.append(f"the gradient of {name!r} was the first that was not finite")
+    return f"At step {int(health.first_step)} {' and '.join(places)}."
