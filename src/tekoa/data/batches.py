@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from tekoa.data import stacking, workers
-from tekoa.data.order import Order, Plan
+from tekoa.data.order import BatchRows, Order, Plan
 from tekoa.data.reader import ChangedDataError, DataError, Reader
 
 VERSION = 1
+
+# Rows ordered in one go: numpy's cost per call spread over many batches.
+_ORDERED_ROWS = 8192
 
 
 class BatchMaker:
@@ -26,10 +29,12 @@ class BatchMaker:
         n_local = plan.batch_size // plan.shard[1]
         # A stream is read no further than needed, so that it can be resumed where it is.
         self.block = 1 if reader.is_lazy else max(1, reader.block_rows // n_local)
+        self._n_ordered = 1 if reader.is_lazy else max(1, _ORDERED_ROWS // n_local)
+        self._ordered: BatchRows | None = None
 
     def make(self, first: int, n_batches: int) -> list[Any]:
         """Makes `n_batches` batches from number `first` on, fewer at the end."""
-        rows = self.order.rows(first, n_batches)
+        rows = self._rows(first, n_batches)
         if rows.n_batches == 0:
             return []
         gathered = self.reader.gather(rows.draw)
@@ -40,13 +45,20 @@ class BatchMaker:
         if self.plan.remainder == "pad":
             blocks = self._with_mask(blocks, rows.is_real, rows.n_batches)
         if type(blocks) is dict and all(type(v) is np.ndarray for v in blocks.values()):
-            batches = [{k: v[at] for k, v in blocks.items()} for at in range(rows.n_batches)]
+            batches = [dict(zip(blocks, fields)) for fields in zip(*blocks.values())]
         else:
             batches = [stacking.row(blocks, at) for at in range(rows.n_batches)]
         if self.plan.remainder == "keep" and rows.is_real is not None:
             n_last = int(rows.is_real[-1].sum())
             batches[-1] = stacking.map_arrays(lambda a: a[:n_last], batches[-1])
         return batches
+
+    def _rows(self, first: int, n_batches: int) -> BatchRows:
+        ordered = self._ordered
+        if ordered is None or not 0 <= first - ordered.first < ordered.n_batches:
+            ordered = self.order.rows(first, max(n_batches, self._n_ordered))
+            self._ordered = ordered
+        return ordered.part(first, n_batches) if ordered.n_batches else ordered
 
     def _with_mask(self, blocks: Any, is_real: np.ndarray | None, n_batches: int) -> Any:
         if not isinstance(blocks, dict) or "mask" in blocks:

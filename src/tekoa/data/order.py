@@ -63,13 +63,30 @@ class BatchRows:
 
     Attributes:
         draw: What to ask of the reader: (number of batches x rows per batch), flattened.
+        first: Number of the first batch.
         n_batches: How many batches these are; 0 past the end.
         is_real: False where a row only fills the batch up; None if all rows are real.
     """
 
     draw: Draw
+    first: int
     n_batches: int
     is_real: np.ndarray | None
+
+    def part(self, first: int, n_batches: int) -> "BatchRows":
+        """Takes the rows of some of the batches, as many as there are."""
+        n_local = len(self.draw.rows) // self.n_batches
+        start = first - self.first
+        n_batches = min(n_batches, self.n_batches - start)
+        flat = slice(start * n_local, (start + n_batches) * n_local)
+        return BatchRows(
+            draw=dataclasses.replace(
+                self.draw, rows=self.draw.rows[flat], epochs=self.draw.epochs[flat]
+            ),
+            first=first,
+            n_batches=n_batches,
+            is_real=None if self.is_real is None else self.is_real[start : start + n_batches],
+        )
 
 
 class Order:
@@ -135,7 +152,7 @@ class Order:
             seed=self._plan.seed,
             floor=self.floor(first),
         )
-        return BatchRows(draw=draw, n_batches=n_batches, is_real=is_real)
+        return BatchRows(draw=draw, first=first, n_batches=n_batches, is_real=is_real)
 
     def floor(self, batch: int) -> tuple[int, int]:
         """Gives epoch and lowest row that this batch and later ones of its epoch can need."""
@@ -150,19 +167,23 @@ class Order:
         """Puts the item of the shuffled order in place of each position of an epoch."""
         if not self._plan.shuffle or not at.size:
             return at
-        window = self._window or self._reach_groups(sys.maxsize // self._group)
-        blocks = at // window
-        n_blocks = int(blocks.max()) + 1
-        block_ids = epochs * n_blocks + blocks
+        size = self._window or self._reach_groups(sys.maxsize // self._group)
+        # One number for each window of each epoch: they are shuffled one by one.
+        n_windows = int(at.max()) // size + 1
+        windows = epochs if n_windows == 1 else epochs * n_windows + at // size
+        if windows.min() == (last := int(windows.max())):
+            return self._permuted(at, *divmod(last, n_windows), size)
         items = np.empty_like(at)
-        for block_id in _distinct(block_ids):
-            epoch, block = divmod(block_id, n_blocks)
-            start = block * window
-            n = self._reach_groups(start + window) - start
-            here = block_ids == block_id
-            key = (self._plan.seed, epoch, block)
-            items[here] = permutation.permute(at[here] - start, n, key) + start
+        for window in np.unique(windows).tolist():
+            here = windows == window
+            items[here] = self._permuted(at[here], *divmod(window, n_windows), size)
         return items
+
+    def _permuted(self, at: np.ndarray, epoch: int, window: int, size: int) -> np.ndarray:
+        """Shuffles within one window; the last one of an epoch may be shorter than `size`."""
+        start = window * size
+        n = self._reach_groups(start + size) - start
+        return permutation.permute(at - start, n, (self._plan.seed, epoch, window)) + start
 
     def _clipped(
         self, rows: np.ndarray, is_real: np.ndarray | None
@@ -198,7 +219,3 @@ class Order:
             )
         return full * self._group
 
-
-def _distinct(values: np.ndarray) -> list[int]:
-    lowest = int(values.min())
-    return [lowest] if lowest == values.max() else np.unique(values).tolist()

@@ -149,9 +149,9 @@ class StreamReader:
         if self._length is None:
             self._length = self._head
             return True
-        if self._length == 0 or self._head % self._length:
+        if self._head % self._length:
             raise DataError(
-                f"{self.name} ended after {self._head % (self._length or 1)} examples; its first pass had "
+                f"{self.name} ended after {self._head % self._length} examples; its first pass had "
                 f"{self._length}. A stream must give the same examples each time."
             )
         self._cursor = self._stream.open(None)

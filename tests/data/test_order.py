@@ -1,0 +1,125 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tekoa import data
+from tekoa.data.order import Order, Plan
+
+
+def order(n, batch_size, **options):
+    source = data.as_source([{"x": at} for at in range(n)])
+    plan = Plan(batch_size=batch_size, **options)
+    return Order(source._reader, plan)
+
+
+def batches(n, batch_size, n_batches=100, **options):
+    rows = order(n, batch_size, **options).rows(0, n_batches)
+    return rows.draw.rows.reshape(rows.n_batches, -1).tolist()
+
+
+# What the original runner gave for range(20), its first 12 batches at the most
+# (fixtures/jestimator_data_pipeline.txt).
+ORIGINAL = {
+    "plain": (
+        {"batch_size": 3, "epochs": 1},
+        [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14], [15, 16, 17]],
+    ),
+    "two epochs": (
+        {"batch_size": 3, "epochs": 2},
+        [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14], [15, 16, 17], [18, 19, 0]]
+        + [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12], [13, 14, 15]],
+    ),
+    "consecutive": (
+        {"batch_size": 2, "epochs": 1, "consecutive": 3},
+        [[0, 3], [1, 4], [2, 5], [6, 9], [7, 10], [8, 11], [12, 15], [13, 16], [14, 17]],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ORIGINAL)
+def test_batches_are_those_of_the_original(case):
+    options, expected = ORIGINAL[case]
+    assert batches(20, n_batches=12, **options) == expected
+
+
+def test_consecutive_groups_go_on_into_the_next_epoch():
+    # 20 // 3 = 6 groups an epoch, 12 in two, 6 batches of groups of 2, 3 rows each.
+    seen = batches(20, 2, epochs=2, consecutive=3)
+    assert seen[9:12] == [[0, 3], [1, 4], [2, 5]]
+    assert len(seen) == 18
+
+
+def test_a_batch_can_span_several_epochs():
+    assert batches(2, 5, epochs=3, remainder="keep") == [[0, 1, 0, 1, 0], [1, 1, 1, 1, 1]]
+
+
+def test_shards_take_contiguous_parts():
+    parts = [batches(20, 4, epochs=1, shard=(at, 2)) for at in (0, 1)]
+    assert parts[0][:2] == [[0, 1], [4, 5]]
+    assert parts[1][:2] == [[2, 3], [6, 7]]
+
+
+def test_padding_marks_the_rows_that_are_not_real():
+    rows = order(5, 4, epochs=1, remainder="pad").rows(0, 10)
+    assert rows.draw.rows.tolist() == [0, 1, 2, 3, 4, 4, 4, 4]
+    assert rows.is_real.tolist() == [[True] * 4, [True, False, False, False]]
+
+
+def test_padding_keeps_the_shorter_last_group():
+    rows = order(7, 1, epochs=1, remainder="pad", consecutive=3).rows(0, 20)
+    assert rows.draw.rows[rows.is_real.ravel()].tolist() == list(range(7))
+    assert rows.is_real.ravel().tolist() == [True] * 7 + [False] * 2
+
+
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_rows_of_a_batch_do_not_depend_on_where_one_starts(first, n_batches):
+    plan = order(50, 4, shuffle=True, seed=3)
+    block = plan.rows(first, n_batches)
+    for at in range(n_batches):
+        one = plan.rows(first + at, 1).draw
+        assert one.rows.tolist() == block.draw.rows.reshape(n_batches, -1)[at].tolist()
+        assert one.epochs.tolist() == block.draw.epochs.reshape(n_batches, -1)[at].tolist()
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "expected"),
+    [
+        (20, {"batch_size": 3, "epochs": 1}, 6),
+        (20, {"batch_size": 3, "epochs": 2}, 13),
+        (20, {"batch_size": 3, "epochs": 1, "remainder": "keep"}, 7),
+        (20, {"batch_size": 2, "epochs": 1, "consecutive": 3}, 9),
+        (20, {"batch_size": 4, "epochs": 1, "consecutive": 3, "remainder": "pad"}, 6),
+        (20, {"batch_size": 3}, None),
+    ],
+)
+def test_number_of_batches(n, options, expected):
+    assert order(n, **options).n_batches() == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"consecutive": 0}, "consecutive must be at least 1"),
+        ({"shuffle": 0}, "shuffle must be None, True or at least 1"),
+        ({"remainder": "cut"}, "remainder must be 'drop', 'pad' or 'keep', got 'cut'"),
+        ({"shard": (2, 2)}, "0 <= index < count"),
+        ({"shard": (0, 3)}, "multiple of their number, 3"),
+        ({"remainder": "keep", "consecutive": 2}, "Use 'pad' or 'drop'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(**{"batch_size": 4, **options})
+
+
+def test_fewer_examples_than_a_batch_are_refused():
+    with pytest.raises(data.DataError, match=r"fewer examples \(3 in 1 epochs\) than one batch"):
+        order(3, 4, epochs=1).n_batches()
+    assert order(3, 4).n_batches() is None
+
+
+def test_no_group_of_consecutive_rows_is_refused():
+    with pytest.raises(data.DataError, match="has no 5 rows in a row"):
+        order(3, 4, consecutive=5).n_batches()
