@@ -80,12 +80,14 @@ class Runner:
         self._has_news = False
         error = self._error
         if isinstance(error, errors.FencedError):
+            self._error = None
             raise error
         message = (
             f"{self._what} failed ({self._n_failed} in a row, fatal after {self._fatal_after}): "
             f"{type(error).__name__}: {error}"
         )
         if self._n_failed >= self._fatal_after:
+            self._error = None  # Told once; the exit code is the caller's now.
             raise errors.SaveFailedError(message) from error
         _log.error("%s. Earlier steps are intact; training goes on.", message)
 

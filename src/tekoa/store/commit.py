@@ -49,7 +49,8 @@ def commit(
         raise errors.StoreError(f"{final} exists; a committed step is never overwritten.")
     tmp = names.tmp_dir(lease.directory, step)
     try:
-        os.mkdir(tmp)
+        with lease.fence():
+            os.mkdir(tmp)
         faultpoints.reach("before_write")
         write(tmp)
         faultpoints.reach("before_manifest")

@@ -8,6 +8,7 @@ again whether the lease is still ours: a writer that was stopped and replaced ca
 commit or delete anything. One process may hold a directory several times.
 """
 
+import atexit
 import contextlib
 import fcntl
 import json
@@ -76,15 +77,16 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._stop.wait(RENEW_SECONDS):
-            # A full disk must not end the renewal; a lost lease must.
-            with contextlib.suppress(OSError):
-                try:
-                    with self.fence():
-                        self._me["count"] += 1
-                        files.replace(self._path, json.dumps(self._me).encode())
-                except errors.StoreError as error:
+            try:
+                with self.fence():
+                    self._me["count"] += 1
+                    files.replace(self._path, json.dumps(self._me).encode())
+            except errors.FencedError as error:
+                if not self._stop.is_set():
                     _log.error("%s", error)
-                    return
+                return
+            except (errors.LeaseHeldError, OSError):
+                continue  # A full disk or a slow neighbour must not end the renewal.
 
 
 def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
@@ -112,6 +114,8 @@ def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
             lease = Lease(path)
             _take(lease)
             _held[path] = lease
+            atexit.unregister(_release_held)
+            atexit.register(_release_held)
     except OSError as error:
         raise errors.StoreError(
             f"{path}: cannot be written: {error}. Checkpoints could not be saved; give a "
@@ -119,6 +123,13 @@ def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
         ) from error
     threading.Thread(target=lease._renew, name="tekoa-lease", daemon=True).start()
     return lease, True
+
+
+def _release_held() -> None:
+    """Gives back, when the program ends, what it did not give back itself."""
+    for lease in list(_held.values()):
+        lease._n_holders = 1
+        lease.release()
 
 
 def break_lease(directory: str | os.PathLike[str]) -> bool:

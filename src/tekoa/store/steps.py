@@ -63,7 +63,7 @@ def open_step(path: str | os.PathLike[str], *, verify: manifest.Verify = "full")
         layout = sealed.layout
     except FileNotFoundError:
         # Other programs write T5X steps without a manifest; nothing else may lack it.
-        if not t5x.is_t5x(path):
+        if not t5x.is_t5x(path) or (path / names.INDEX).exists():
             raise errors.DamagedError(f"{path}: has no manifest; it was not committed.") from None
     if layout == "t5x":
         return t5x_step.open_step(path)

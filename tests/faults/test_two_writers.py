@@ -1,0 +1,55 @@
+"""A12, A13: one writer per directory, and a replaced writer cannot come back."""
+
+import signal
+import time
+
+from tekoa.store import lease, names
+
+
+def contents(directory):
+    return {str(p.relative_to(directory)): p.stat().st_mtime_ns for p in directory.rglob("*")}
+
+
+def test_second_trainer_refuses_and_the_first_is_unharmed(launch, figure, tmp_path):
+    first = launch("trainer.py", tmp_path, "--steps", 100, "--sleep", 0.02, "--keep", 2)
+    assert first.read()["event"] == "start"
+    second = launch("trainer.py", tmp_path, "--steps", 100)
+    code, facts, _ = second.end(10)
+    assert code == 73
+    assert f"process {first.popen.pid}" in facts[0]["message"]
+    assert second.seconds < 5
+    first_code, first_facts, errors = first.end(30)
+    assert (first_code, first_facts[-1]["event"]) == (0, "end")
+    assert "failed" not in errors
+    figure(seconds_to_refuse=round(second.seconds, 2), failed_saves_of_first=0)
+
+
+def test_zombie_writer_can_neither_commit_nor_delete(launch, figure, tmp_path):
+    first = launch("trainer.py", tmp_path, "--steps", 100000, "--sleep", 0.005, "--keep", 2)
+    for _ in range(6):
+        first.read()
+    first.popen.send_signal(signal.SIGSTOP)
+    time.sleep(0.1)
+    assert lease.break_lease(tmp_path)
+    second = launch("trainer.py", tmp_path, "--steps", 20, "--keep", 3, "--end", "just_end")
+    assert second.end(20)[0] == 0
+    before = contents(tmp_path)
+    assert names.list_steps(tmp_path) == [18, 19, 20]
+    first.popen.send_signal(signal.SIGCONT)
+    code, _, _ = first.end(20)
+    assert code == 73
+    assert contents(tmp_path).items() == before.items()
+    figure(steps_changed_by_the_zombie=0)
+
+
+def test_lease_of_a_dead_process_is_taken_over_at_once(launch, figure, tmp_path):
+    first = launch("trainer.py", tmp_path, "--steps", 100000)
+    first.read()
+    first.read()
+    first.popen.kill()
+    second = launch("trainer.py", tmp_path, "--steps", 3)
+    second.read()
+    seconds = time.monotonic() - second.started
+    second.popen.kill()
+    figure(seconds_to_take_over=round(seconds, 2))
+    assert seconds < 5
