@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from tekoa.core import trees
-from tekoa.store import arrays, errors, leaves, manifest, names, t5x, t5x_step
+from tekoa.store import arrays, errors, files, leaves, manifest, names, t5x, t5x_step
 
 
 class OpenStep(Protocol):
@@ -56,6 +56,9 @@ def open_step(path: str | os.PathLike[str], *, verify: manifest.Verify = "full")
         errors.DamagedError: If it is not whole, or not a checkpoint at all.
     """
     path = pathlib.Path(path)
+    for name, _ in files.walk(path):
+        if (path / name).is_symlink():
+            raise errors.UnsafeError(f"{path / name}: is a link; links are not followed.")
     layout = "t5x"
     try:
         sealed = manifest.read(path)
