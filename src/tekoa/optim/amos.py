@@ -88,7 +88,7 @@ def amos(
     stages = [] if clip_value is None else [optax.clip(clip_value)]
     stages.append(scaled)
     if momentum is not None:
-        stages.append(optax.ema(momentum, debias=False))
+        stages.append(_in_float32(optax.ema(momentum, debias=False)))
     return optax.chain(*stages)
 
 
@@ -158,6 +158,21 @@ def scale_by_amos(
     return optax.GradientTransformation(init, update)
 
 
+def _in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Runs `tx` on float32 at least, so that its slots are, and keeps the updates' type."""
+
+    def widen(tree: trees.PyTree) -> trees.PyTree:
+        return jax.tree.map(lambda x: jnp.asarray(x, _compute_dtype(x)), tree)
+
+    def update(
+        updates: trees.PyTree, state: optax.OptState, params: trees.PyTree | None = None
+    ) -> tuple[trees.PyTree, optax.OptState]:
+        new, state = tx.update(widen(updates), state, params)
+        return jax.tree.map(lambda x, g: x.astype(jnp.result_type(g)), new, updates), state
+
+    return optax.GradientTransformation(lambda params: tx.init(widen(params)), update)
+
+
 def _map_slots(
     one: Callable[..., tuple[Any, jax.Array, jax.Array]],
     updates: trees.PyTree,
@@ -200,8 +215,11 @@ def _computed_after(first: jax.Array, b: jax.Array) -> jax.Array:
     The old b is read by both the new parameters and the new b. Knowing which comes first,
     XLA writes the new b over the old one, and need not copy every old b beforehand.
     """
+    is_split = any(jax.typeof(first).sharding.spec)
+    if not b.size or is_split:  # JAX does not index an explicitly split axis.
+        return b
     corner = first[(0,) * first.ndim]
-    return jnp.maximum(b, jnp.where(corner > 0, -1.0, -2.0).astype(b.dtype)) if b.size else b
+    return jnp.maximum(b, jnp.where(corner > 0, -1.0, -2.0).astype(b.dtype))
 
 
 def _compute_dtype(param: Any) -> jnp.dtype:
