@@ -3,11 +3,11 @@
 An Equinox module is written for one example; it is mapped over the rows of a batch.
 """
 
+import importlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -15,6 +15,9 @@ from tekoa.core import batch as batches
 from tekoa.core import trees
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.trees import PyTree
+
+# By its name: this file is called so too, which leads type checkers astray.
+eqx: Any = importlib.import_module("equinox")
 
 AXIS = "batch"
 

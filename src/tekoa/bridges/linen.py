@@ -18,7 +18,7 @@ _NOT_KEPT = ("intermediates",)
 
 
 def model_fns(
-    init: Callable[..., Any] | nn.Module,
+    init: Any,
     apply: Callable[..., Any] | None = None,
     *,
     collections: Collections | None = None,
@@ -37,15 +37,20 @@ def model_fns(
         The model's functions. A call argument named train, training, is_training or
         deterministic is set by the mode.
     """
-    if isinstance(init, nn.Module):
-        init, apply = init.init, apply or init.apply
+    module = init if isinstance(init, nn.Module) else None
+    if module is not None:
+        init, apply = module.init, apply or module.apply
     if apply is None:
         raise TypeError("A Linen model needs apply as well as init: pass apply=model.apply.")
     streams = {"init": ("params", "dropout"), "apply": ("dropout",), **(collections or {})}
 
-    def init_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> tuple[PyTree, Variables]:
+    @jax.jit  # Run op by op, each operation would be compiled by itself.
+    def initialised(rng: jax.Array, inputs: tuple[Any, ...]) -> Any:
         found = init(_rngs(rng, streams["init"]), *inputs, **_mode(init, train=False))
-        found = nn.meta.unbox(flax.core.unfreeze(found))
+        return nn.meta.unbox(flax.core.unfreeze(found))
+
+    def init_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> tuple[PyTree, Variables]:
+        found = initialised(rng, inputs)
         if not isinstance(found, Mapping) or "params" not in found:
             raise TypeError(
                 "A Linen init must give a mapping of collections with 'params' among them, "

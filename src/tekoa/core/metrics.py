@@ -82,5 +82,13 @@ def zeros(like: Mapping[str, Any]) -> dict[str, Mean]:
 
 
 def compute(means: Mapping[str, Mean]) -> dict[str, float]:
-    """Reads the means off the device."""
-    return {name: float(mean.compute()) for name, mean in jax.device_get(dict(means)).items()}
+    """Reads the means off the device; NaN where nothing was counted.
+
+    >>> compute({'loss': Mean(3.0, 2.0), 'none': Mean(0.0, 0.0)})
+    {'loss': 1.5, 'none': nan}
+    """
+    read = jax.device_get(dict(means))
+    return {
+        name: float(mean.total) / float(mean.count) if mean.count else float("nan")
+        for name, mean in read.items()
+    }

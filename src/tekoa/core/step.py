@@ -46,18 +46,23 @@ def init_state(
     params, variables = model.init(init_rng, inputs)
     _check_params(params)
     variables, carry = objective.without_carry(variables)
-    state = TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        variables=variables,
-        opt_state=tx.init(params),
-        average=None if ema is None else params,
-        carry=carry,
-        rng=state_rng,
-        sums=metrics.zeros(dict.fromkeys(metric_names)),
-        health=healthy(),
-    )
-    return jax.tree.map(_own, state)
+
+    @jax.jit  # One program instead of one per leaf and operation.
+    def made(params: PyTree, variables: Variables, carry: PyTree, rng: jax.Array) -> TrainState:
+        state = TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            variables=variables,
+            opt_state=tx.init(params),
+            average=None if ema is None else params,
+            carry=carry,
+            rng=rng,
+            sums=metrics.zeros(dict.fromkeys(metric_names)),
+            health=healthy(),
+        )
+        return jax.tree.map(_own, state)
+
+    return made(params, variables, carry, state_rng)
 
 
 def _own(x: Any) -> jax.Array:

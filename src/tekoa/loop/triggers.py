@@ -1,0 +1,61 @@
+"""When something is due: small values with one question."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from tekoa.loop.checkpoint import Checkpoint
+
+
+class Trigger(Protocol):
+    """Tells whether something is to be done at this checkpoint."""
+
+    def is_due(self, checkpoint: Checkpoint) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class EverySteps:
+    """Due when a multiple of `n` steps was passed since the previous checkpoint.
+
+    So nothing is missed where checkpoints do not fall on multiples of `n`.
+    """
+
+    n: int
+
+    def __post_init__(self):
+        if self.n < 1:
+            raise ValueError(f"EverySteps needs at least 1 step, got {self.n}.")
+
+    def is_due(self, checkpoint: Checkpoint) -> bool:
+        before = checkpoint.step - checkpoint.n_completed_steps
+        return checkpoint.step // self.n > before // self.n
+
+
+@dataclasses.dataclass(frozen=True)
+class AtSteps:
+    """Due when one of these steps was reached or passed since the previous checkpoint."""
+
+    steps: Collection[int]
+
+    def is_due(self, checkpoint: Checkpoint) -> bool:
+        before = checkpoint.step - checkpoint.n_completed_steps
+        return any(before < step <= checkpoint.step for step in self.steps)
+
+
+class EverySeconds:
+    """Due when `seconds` have passed since it was last due, or since it was made."""
+
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic):
+        if seconds <= 0:
+            raise ValueError(f"EverySeconds needs a positive time, got {seconds}.")
+        self._seconds, self._clock = seconds, clock
+        self._last = clock()
+
+    def is_due(self, checkpoint: Checkpoint) -> bool:
+        del checkpoint
+        now = self._clock()
+        if now - self._last < self._seconds:
+            return False
+        self._last = now
+        return True
