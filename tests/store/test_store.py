@@ -91,15 +91,24 @@ def test_later_changes_of_given_trees_are_not_saved(tmp_path):
         )
 
 
-def test_committed_step_is_never_overwritten(tmp_path):
-    with store.Store(tmp_path, fatal_after=1) as writer:
+def test_step_of_another_run_is_never_overwritten(tmp_path):
+    with store.Store(tmp_path) as writer:
         writer.save(1, {"x": jnp.zeros(2)})
-        writer.wait()
+    with store.Store(tmp_path, fatal_after=1) as writer:
         writer.save(1, {"x": jnp.ones(2)})
         with pytest.raises(errors.SaveFailedError, match="never overwritten"):
             writer.wait()
         assert store.load(tmp_path)["x"].tolist() == [0, 0]
-        writer.save(2, {"x": jnp.ones(2)})
+
+
+def test_own_step_is_not_saved_twice(tmp_path):
+    with store.Store(tmp_path, fatal_after=1) as writer:
+        writer.save(1, {"x": jnp.zeros(2)})
+        writer.wait()
+        writer.save(1, {"x": jnp.zeros(2)})
+    with store.Store(tmp_path, fatal_after=1) as writer:
+        writer.restore({"x": jnp.zeros(2)})
+        writer.save(1, {"x": jnp.zeros(2)})
 
 
 def test_nothing_but_steps_is_left(tmp_path):
@@ -124,7 +133,7 @@ def test_meta_takes_numpy_numbers_and_refuses_objects(tmp_path):
     with store.Store(tmp_path) as writer:
         writer.save(1, {}, meta={"n": np.int32(3), "x": jnp.float32(0.5)})
         writer.wait()
-        assert store.load(tmp_path)["meta"] == {"n": 3, "x": 0.5, "metrics": {}}
+        assert store.load(tmp_path)["meta"] == {"n": 3, "x": 0.5}
         with pytest.raises(TypeError, match="JSON"):
             writer.save(2, {}, meta={"n": object()})
 

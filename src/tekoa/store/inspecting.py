@@ -19,7 +19,8 @@ class StepInfo:
         layout: 'tekoa', 't5x' or 'unknown'.
         n_bytes: Size of its files.
         problem: Why it cannot be used; empty if nothing was found.
-        meta: The JSON values stored with it, metrics among them.
+        meta: The JSON values stored with it.
+        metrics: The numbers that retention compares.
     """
 
     step: int
@@ -28,6 +29,7 @@ class StepInfo:
     n_bytes: int
     problem: str
     meta: dict[str, Any]
+    metrics: dict[str, float]
 
 
 def inspect(
@@ -49,12 +51,12 @@ def inspect(
 
 
 def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> StepInfo:
-    layout, problem, meta = "unknown", "", {}
+    layout, problem, index = "unknown", "", {}
     try:
         sealed = manifest.read(path)
         layout = sealed.layout
         manifest.check(path, sealed, verify)
-        meta = _meta(path)
+        index = _index(path)
     except FileNotFoundError:
         if (path / names.T5X).is_file():
             layout = "t5x"
@@ -64,10 +66,17 @@ def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> Ste
         problem = str(error)
     n_bytes = sum(file.lstat().st_size for file in path.rglob("*"))
     return StepInfo(
-        step=step, path=path, layout=layout, n_bytes=n_bytes, problem=problem, meta=meta
+        step=step,
+        path=path,
+        layout=layout,
+        n_bytes=n_bytes,
+        problem=problem,
+        meta=index.get("meta", {}),
+        metrics=index.get("metrics", {}),
     )
 
 
-def _meta(path: pathlib.Path) -> dict[str, Any]:
+def _index(path: pathlib.Path) -> dict[str, Any]:
+    # A step that `t5x.write` made has a manifest and no index.
     file = path / names.INDEX
-    return json.loads(file.read_text())["meta"] if file.exists() else {}
+    return json.loads(file.read_text()) if file.exists() else {}

@@ -56,6 +56,7 @@ class Index:
         leaves: By name.
         items: Names of the items, those without leaves included.
         meta: The JSON values stored with the step.
+        metrics: The numbers that retention compares.
         nodes: Class names of NamedTuple nodes, by node name; empty if not known.
     """
 
@@ -63,6 +64,7 @@ class Index:
     leaves: dict[trees.Name, Leaf]
     items: list[str]
     meta: dict[str, Any]
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     nodes: dict[trees.Name, str] = dataclasses.field(default_factory=dict)
 
 
@@ -206,6 +208,7 @@ def write_index(directory: pathlib.Path, index: Index) -> None:
         ],
         "nodes": [[list(name), kind] for name, kind in index.nodes.items()],
         "meta": index.meta,
+        "metrics": index.metrics,
     }
     (directory / names.INDEX).write_text(json.dumps(body))
 
@@ -228,6 +231,7 @@ def read_index(directory: pathlib.Path) -> Index:
             leaves={leaf.name: leaf for leaf in leaves},
             items=body["items"],
             meta=body["meta"],
+            metrics=body["metrics"],
             nodes={tuple(name): kind for name, kind in body["nodes"]},
         )
     except (OSError, ValueError, TypeError, KeyError) as error:

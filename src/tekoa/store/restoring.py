@@ -20,12 +20,14 @@ class Restored:
         step: Completed optimizer steps.
         items: Trees of the targets' structure, by item.
         meta: The JSON values stored with the step.
+        metrics: The numbers that retention compares.
         skipped: Newer steps that are damaged.
     """
 
     step: int
     items: dict[str, Any]
     meta: dict[str, Any]
+    metrics: dict[str, float]
     skipped: list[walkback.Skipped] = dataclasses.field(default_factory=list)
 
 
@@ -93,7 +95,7 @@ def restore_step(
         item: trees.map_named(lambda name, leaf, item=item: placed.get((item, *name), leaf), tree)
         for item, tree in targets.items()
     }
-    return Restored(step=index.step, items=items, meta=index.meta)
+    return Restored(step=index.step, items=items, meta=index.meta, metrics=index.metrics)
 
 
 def _differences(

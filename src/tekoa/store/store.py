@@ -65,6 +65,7 @@ class Store:
         self.directory = self._lease.directory
         self._runner = background.Runner(fatal_after=fatal_after, grace_seconds=grace_seconds)
         self._metrics: dict[int, dict[str, float]] = {}
+        self._mine: set[int] = set()
         if is_first:
             commit.sweep(self._lease)
 
@@ -79,12 +80,15 @@ class Store:
     ) -> None:
         """Starts to save a step and returns; waits for an earlier save still running.
 
+        A step that this store has saved or restored is not saved again; one that
+        another run left there is an error.
+
         Args:
             step: Completed optimizer steps.
             items: Trees by item name. Arrays of jax must stay valid (not donated)
                 until the save has ended; numpy arrays are copied here.
             meta: JSON values stored in the same commit.
-            metrics: Numbers that `retention.KeepBest` compares; stored in the meta.
+            metrics: Numbers that `retention.KeepBest` compares.
             on_commit: Called in the background with the step once it is committed.
 
         Raises:
@@ -92,20 +96,30 @@ class Store:
             TypeError: If `meta` is not JSON.
         """
         snapshot = leaves.snapshot(items)
-        body = {**(meta or {}), "metrics": {k: float(v) for k, v in (metrics or {}).items()}}
-        body = json.loads(json.dumps(body, default=_plain_number))
+        body = json.loads(json.dumps(dict(meta or {}), default=_plain_number))
+        scores = {name: float(value) for name, value in (metrics or {}).items()}
 
         def job() -> None:
+            if step in self._mine:
+                _log.info("step %d is already saved", step)
+                return
             started = time.monotonic()
-            self._write(step, snapshot(), body)
+            self._write(step, snapshot(), body, scores)
+            self._mine.add(step)
             _log.info("saved step %d in %.3f s", step, time.monotonic() - started)
             if on_commit is not None:
                 on_commit(step)
-            self._retain(step, body["metrics"])
+            self._retain()
 
         self._runner.start(f"{self.directory}: saving step {step}", job)
 
-    def _write(self, step: int, items: dict[str, PyTree], meta: dict[str, Any]) -> None:
+    def _write(
+        self,
+        step: int,
+        items: dict[str, PyTree],
+        meta: dict[str, Any],
+        metrics: dict[str, float],
+    ) -> None:
         described = [leaves.describe(name, leaf) for name, leaf in leaves.flatten(items).items()]
         kept = [pair for pair in described if pair is not None]
         index = leaves.Index(
@@ -113,6 +127,7 @@ class Store:
             leaves={leaf.name: leaf for leaf, _ in kept},
             items=list(items),
             meta=meta,
+            metrics=metrics,
             nodes=leaves.node_classes(items),
         )
 
@@ -126,11 +141,10 @@ class Store:
 
         facts = {"meta_hash": commit.meta_hash(meta)}
         commit.commit(self._lease, step, write, layout=self._layout, facts=facts)
-
-    def _retain(self, step: int, metrics: dict[str, float]) -> None:
         self._metrics[step] = metrics
-        here = names.list_steps(self.directory)
-        self._metrics = {n: self._metrics_of(n) for n in here}
+
+    def _retain(self) -> None:
+        self._metrics = {n: self._metrics_of(n) for n in self.steps()}
         for n in retention.to_remove(self._rules, self._metrics, self.directory):
             commit.remove(self._lease, n)
             _log.info("removed step %d: no rule keeps it", n)
@@ -138,10 +152,10 @@ class Store:
     def _metrics_of(self, step: int) -> dict[str, float]:
         if step not in self._metrics:
             try:
-                meta = leaves.read_index(names.step_dir(self.directory, step)).meta
+                index = leaves.read_index(names.step_dir(self.directory, step))
             except errors.DamagedError:
-                meta = {}
-            self._metrics[step] = meta.get("metrics", {})
+                return {}  # Another program's step, or a damaged one: it has no metrics.
+            self._metrics[step] = index.metrics
         return self._metrics[step]
 
     def restore(
@@ -161,6 +175,7 @@ class Store:
         for skip in restored.skipped:
             where = commit.quarantine(self._lease, skip.step)
             _log.warning("put step %d aside as %s: %s", skip.step, where.name, skip.reason)
+        self._mine.add(restored.step)
         _log.info("restored step %d of %s", restored.step, self.directory)
         return restored
 
