@@ -92,10 +92,9 @@ class ForeignBatches(Iterator[Any]):
                 f"The saved position is of {state.get('stream')!r}, not of {self._stream.name!r}. "
                 "Restore with allow_changes=True to go on all the same."
             )
-        self._next = state["batch"]
-        if state["place"] is None and self._cursor is None:
-            self._cursor = self._stream.open(None)
-            for _ in range(self._next):
-                next(self._cursor)
-        else:
-            self._cursor = self._stream.open(state["place"])
+        at, place = state["batch"], state["place"]
+        if place is not None or at < self._next or self._cursor is None:
+            self._cursor = self._stream.open(place)
+            self._next = at if place is not None else 0
+        while self._next < at:
+            next(self)

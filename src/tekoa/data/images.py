@@ -44,7 +44,7 @@ def read_npz(path: str) -> ArrayReader:
     """Reads the arrays of an .npz file; the first axis of each counts the examples."""
     files.check_readable(path)
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             fields = {key: arrays[key] for key in arrays.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DataError(

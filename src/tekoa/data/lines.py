@@ -154,9 +154,9 @@ class _File:
     """Bytes of one file: on disk, or decompressed in memory."""
 
     def __init__(self, path: str, content: bytes | None = None):
+        self._fd: int | None = None
         self.path, self._content = path, content
         self.size = files.check_readable(path) if content is None else len(content)
-        self._fd: int | None = None
         self._cached = (-1, b"", np.zeros(0, np.int64))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -218,4 +218,3 @@ class Order:
                 f"one batch ({plan.batch_size}). Use remainder='pad' or 'keep', or a smaller batch."
             )
         return full * self._group
-

@@ -14,6 +14,7 @@ class SequenceReader(RandomAccess):
         sequence: Has `__len__` and `__getitem__`; `__getitems__` is used where it is there.
         name: What it is, in one line.
         decode: Makes an example of an element.
+        **facts: What else `Info` is to say.
 
     >>> reader = SequenceReader([{'x': 1}, {'x': 2}], 'a list')
     >>> reader.gather(Draw.of_rows([1]))

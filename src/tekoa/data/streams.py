@@ -44,14 +44,15 @@ class StreamReader:
     Args:
         stream: What to read.
         decode: Makes an example of what the stream gives; called only for rows asked for.
+        **facts: What else `Info` is to say.
     """
 
     is_lazy = True
     is_stream = True
     block_rows = 1
 
-    def __init__(self, stream: Stream, decode: Callable[[Any], Any] | None = None):
-        self._stream, self._decode = stream, decode
+    def __init__(self, stream: Stream, decode: Callable[[Any], Any] | None = None, **facts: Any):
+        self._stream, self._decode, self._facts = stream, decode, facts
         self.name = stream.name
         self._length: int | None = None
         self._first: Any = None
@@ -67,12 +68,12 @@ class StreamReader:
     def part(self, *, limit: int | None, start: int, step: int) -> "StreamReader":
         """Makes a reader of some of the elements; this one is not to be used any more."""
         part = PartOfStream(self._stream, limit=limit, start=start, step=step)
-        return StreamReader(part, self._decode)
+        return StreamReader(part, self._decode, **self._facts)
 
     @property
     def info(self) -> Info:
         """Shapes and dtypes of the first example."""
-        return describe(self.name, self.first())
+        return describe(self.name, self.first(), **self._facts)
 
     def first(self) -> Any:
         """Gives the first example as a batch of one."""

@@ -38,7 +38,20 @@ def read_csv(path: str) -> ArrayReader:
                 f"{row.expected_columns}: {row.text[:60]!r}."
             ) from None
         raise DataError(f"{path} cannot be read as csv: {error}.") from None
+    for name in table.column_names:
+        if pyarrow.types.is_binary(table.schema.field(name).type):
+            raise _bad_text(table.column(name), name, path)
     return _table_reader(table, path)
+
+
+def _bad_text(column: Any, name: str, path: str) -> DataError:
+    """Finds the row for which pyarrow made a column one of bytes."""
+    for at, value in enumerate(column.to_pylist(), start=2):
+        try:
+            (value or b"").decode("utf-8")
+        except UnicodeDecodeError:
+            return DataError(f"{path}, row {at}, column {name!r}: {value[:40]!r} is no UTF-8.")
+    return DataError(f"{path}, column {name!r} is no text.")
 
 
 def read_parquet(path: str) -> ArrayReader:

@@ -35,7 +35,7 @@ def read_tfds(rest: str) -> Reader:
     builder = tfds.builder_from_directory(directory)
     label = f"tfds {name} {builder.info.version} {split}"
     if file_format != "array_record":
-        return StreamReader(TfDataStream(builder.as_dataset(split=split)))
+        return StreamReader(TfDataStream(builder.as_dataset(split=split)), **_facts(builder.info))
     return SequenceReader(builder.as_data_source(split=split), label, **_facts(builder.info))
 
 
@@ -73,6 +73,9 @@ def _prepared_directory(data_dir: Path, name: str) -> Path:
             f"network: tfds.builder({name!r}, data_dir={str(data_dir)!r}, "
             "file_format='array_record').download_and_prepare()."
         )
+    configs = sorted({str(path.parent.relative_to(data_dir)) for path in found})
+    if len(configs) > 1:
+        raise DataError(f"TFDS dataset {name!r} has several configs; name one of {configs}.")
     return found[-1]
 
 

@@ -143,4 +143,4 @@ def _close_at_exit(pool: Pool) -> None:
             live.close()
 
     atexit.register(close)
-    weakref.finalize(pool, atexit.unregister, close)
+    weakref.finalize(pool, atexit.unregister, close).atexit = False

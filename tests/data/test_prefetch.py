@@ -1,0 +1,90 @@
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tekoa import data
+
+
+@pytest.fixture
+def sharding():
+    mesh = jax.make_mesh((8,), ("data",))
+    return NamedSharding(mesh, PartitionSpec("data"))
+
+
+def source(n=64):
+    return data.as_source({"x": np.arange(n, dtype=np.float32), "y": np.zeros((n, 3), np.int32)})
+
+
+def test_batches_arrive_with_the_sharding(sharding):
+    plain = list(source().batches(16, epochs=1, shuffle=True))
+    on_device = list(data.device_prefetch(source().batches(16, epochs=1, shuffle=True), sharding))
+    assert len(on_device) == 4
+    for a, b in zip(plain, on_device, strict=True):
+        assert b["x"].sharding == sharding
+        assert len(b["y"].addressable_shards) == 8
+        np.testing.assert_array_equal(a["x"], b["x"])
+
+
+def test_each_field_can_have_its_own_sharding(sharding):
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    batch = next(data.device_prefetch(source().batches(16), {"x": sharding, "y": whole}))
+    assert batch["x"].sharding == sharding
+    assert batch["y"].sharding == whole
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_position_is_that_of_the_batches_handed_out(size):
+    batches = data.device_prefetch(source().batches(8, shuffle=True, seed=2), size=size)
+    assert batches.state()["batch"] == 0
+    rows = []
+    for at in range(6):
+        assert batches.state()["batch"] == at
+        rows.append(np.asarray(next(batches)["x"]).tolist())
+    again = data.device_prefetch(source().batches(8, shuffle=True, seed=2), size=size)
+    again.restore({**batches.state(), "batch": 3, "examples": 24})
+    assert np.asarray(next(again)["x"]).tolist() == rows[3]
+
+
+def test_restoring_throws_away_what_was_ahead():
+    batches = data.device_prefetch(source().batches(8), size=3)
+    start = batches.state()
+    first = np.asarray(next(batches)["x"]).tolist()
+    next(batches)
+    batches.restore(start)
+    assert np.asarray(next(batches)["x"]).tolist() == first
+
+
+def test_the_end_comes_after_the_last_batch():
+    batches = data.device_prefetch(source().batches(16, epochs=1), size=10)
+    assert len(list(batches)) == 4
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_any_iterable_of_batches_can_be_put_ahead():
+    endless = ({"x": np.full(2, at)} for at in itertools.count())
+    batches = data.device_prefetch(endless)
+    assert [int(next(batches)["x"][0]) for _ in range(3)] == [0, 1, 2]
+    assert batches.state()["batch"] == 3
+
+
+def test_text_is_refused_by_name():
+    texts = data.as_source([{"text": "some words"}, {"text": "more"}])
+    with pytest.raises(data.DataError, match="cannot be put on a device: .*some words"):
+        next(data.device_prefetch(texts.batches(2)))
+
+
+def test_a_changed_pipeline_is_refused_and_allowed():
+    state = data.device_prefetch(source().batches(8, seed=1)).state()
+    batches = data.device_prefetch(source().batches(8, seed=2))
+    with pytest.raises(data.ChangedDataError, match="seed was 1, is 2"):
+        batches.restore(state)
+    batches.restore(state, allow_changes=True)
+
+
+def test_nothing_ahead_is_refused():
+    with pytest.raises(ValueError, match="size must be at least 1"):
+        data.device_prefetch(source().batches(8), size=0)

@@ -1,0 +1,101 @@
+import json
+import struct
+
+import pytest
+
+from tekoa import data
+
+pytest.importorskip("grain", reason="the 'records' extra is not installed")
+
+
+def example(at):
+    """A tf.train.Example {'x': at}, by hand; see test_tf_example.py."""
+    feature = bytes([0x1A, 3, 0x0A, 1, at])
+    entry = bytes([0x0A, 1]) + b"x" + bytes([0x12, len(feature)]) + feature
+    inner = bytes([0x0A, len(entry)]) + entry
+    return bytes([0x0A, len(inner)]) + inner
+
+
+def write_tfrecord(path, records):
+    # Length, its checksum, the record, its checksum; the reader leaves checksums alone.
+    path.write_bytes(
+        b"".join(struct.pack("<QI", len(r), 0) + r + struct.pack("<I", 0) for r in records)
+    )
+
+
+def write_array_record(path, records):
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
+
+
+WRITERS = {"tfrecord": write_tfrecord, "array_record": write_array_record}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_examples_of_several_files_are_parsed(tmp_path, kind):
+    for part in range(3):
+        records = [example(at) for at in range(10 * part, 10 * part + 10)]
+        WRITERS[kind](tmp_path / f"data.{kind}-0000{part}-of-00003", records)
+    source = data.load(f"{tmp_path}/data.{kind}*")
+    assert [int(e["x"]) for e in source] == list(range(30))
+    assert len(source) == 30
+    assert source.info.shapes == {"x": ()}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_other_records_stay_bytes(tmp_path, kind):
+    WRITERS[kind](tmp_path / f"a.{kind}", [b"\xffone", b"\xfftwo"])
+    source = data.load(f"{tmp_path}/a.{kind}")
+    assert [example["record"] for example in source] == [b"\xffone", b"\xfftwo"]
+    lengths = source.map(lambda example: {"n": len(example["record"])})
+    assert next(lengths.batches(2))["n"].tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("shuffle", [None, 7])
+def test_records_are_resumed_in_their_order(tmp_path, kind, shuffle):
+    for part in range(2):
+        records = [example(at) for at in range(20 * part, 20 * part + 20)]
+        WRITERS[kind](tmp_path / f"{part}.{kind}", records)
+
+    def batches():
+        return data.load(f"{tmp_path}/*.{kind}").batches(4, shuffle=shuffle)
+
+    running = batches()
+    rows, states = [], []
+    for _ in range(25):
+        states.append(json.loads(json.dumps(running.state())))
+        rows.append(next(running)["x"].tolist())
+    assert sorted(sum(rows[:10], [])) == list(range(40))
+    for at in (0, 3, 10, 17, 24):
+        again = batches()
+        again.restore(states[at])
+        assert next(again)["x"].tolist() == rows[at]
+
+
+def test_a_record_file_that_is_cut_off_is_named(tmp_path):
+    write_tfrecord(tmp_path / "a.tfrecord", [example(1), example(2)])
+    content = (tmp_path / "a.tfrecord").read_bytes()
+    (tmp_path / "a.tfrecord").write_bytes(content[:-5])
+    source = data.load(f"{tmp_path}/a.tfrecord")
+    with pytest.raises(data.DataError, match=r"a\.tfrecord is cut off"):
+        list(source)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_something_else_than_records_is_refused(tmp_path, kind):
+    path = tmp_path / f"a.{kind}"
+    path.write_text("just some text, long enough to have a header " * 10)
+    with pytest.raises(data.DataError, match=rf"a\.{kind} "):
+        data.load(str(path))
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_an_empty_record_file_is_refused(tmp_path, kind):
+    (tmp_path / f"a.{kind}").touch()
+    with pytest.raises(data.DataError, match="is empty"):
+        data.load(f"{tmp_path}/a.{kind}")

@@ -1,0 +1,143 @@
+import json
+
+import pytest
+
+from tekoa import data
+from tekoa.data.reader import Draw
+from tekoa.data.streams import IterableStream, StreamReader, TfDataStream
+
+
+class Counting:
+    """An iterable that tells its place and counts what is read of it."""
+
+    def __init__(self, n):
+        self.n, self.n_read = n, 0
+
+    def __iter__(self):
+        return _CountingIterator(self)
+
+
+class _CountingIterator:
+    def __init__(self, owner):
+        self.owner, self.at = owner, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.owner.n:
+            raise StopIteration
+        self.at += 1
+        self.owner.n_read += 1
+        return {"x": self.at - 1}
+
+    def get_state(self):
+        return {"at": self.at}
+
+    def set_state(self, state):
+        self.at = state["at"]
+
+
+class FakeTfData:
+    """What is used of a tf.data.Dataset."""
+
+    element_spec = {"x": "TensorSpec(shape=(), dtype=int64)"}
+
+    def __init__(self, n, n_skipped=0):
+        self.n, self.n_skipped = n, n_skipped
+
+    def skip(self, n):
+        return FakeTfData(self.n, self.n_skipped + n)
+
+    def as_numpy_iterator(self):
+        return iter([{"x": at} for at in range(self.n_skipped, self.n)])
+
+
+@pytest.mark.parametrize("shuffle", [None, 50])
+def test_restoring_reads_no_more_than_a_buffer(shuffle):
+    batches = data.as_source(Counting(10_000)).batches(10, shuffle=shuffle)
+    for _ in range(2500):  # Two and a half epochs.
+        next(batches)
+    state = json.loads(json.dumps(batches.state()))
+    counting = Counting(10_000)
+    again = data.as_source(counting).batches(10, shuffle=shuffle)
+    again.restore(state)
+    assert next(again)["x"].tolist() == next(batches)["x"].tolist()
+    assert counting.n_read <= 80
+
+
+def test_a_stream_is_read_no_further_than_needed():
+    counting = Counting(1000)
+    batches = data.as_source(counting).batches(10)
+    for _ in range(5):
+        next(batches)
+    assert counting.n_read <= 51
+
+
+def test_only_the_rows_of_a_shard_are_decoded():
+    decoded = []
+
+    def decode(raw):
+        decoded.append(raw["x"])
+        return raw
+
+    reader = StreamReader(IterableStream(Counting(100)), decode)
+    batches = data.Source(reader).batches(10, shard=(1, 2))
+    for _ in range(3):
+        next(batches)
+    assert decoded == [5, 6, 7, 8, 9, 15, 16, 17, 18, 19, 25, 26, 27, 28, 29]
+
+
+def test_an_iterator_can_be_read_once():
+    source = data.as_source(iter([{"x": at} for at in range(6)]))
+    assert source.info.shapes == {"x": ()}
+    batches = source.batches(2, epochs=1)
+    assert [batch["x"].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(data.DataError, match="can be read once only"):
+        next(source.batches(2))
+
+
+def test_an_endless_iterator_is_fine():
+    def count():
+        at = 0
+        while True:
+            yield {"x": at}
+            at += 1
+
+    batches = data.as_source(count()).batches(4)
+    assert [next(batches)["x"][0] for _ in range(3)] == [0, 4, 8]
+
+
+def test_a_stream_that_changes_its_length_is_refused():
+    lengths = iter([7, 5])
+    source = data.as_source(lambda: ({"x": at} for at in range(next(lengths))))
+    with pytest.raises(data.DataError, match="ended after 5 examples; its first pass had 7"):
+        list(source.batches(7, epochs=2))
+
+
+def test_an_empty_stream_is_refused():
+    with pytest.raises(data.DataError, match="has no example"):
+        next(data.as_source(lambda: iter([])).batches(2))
+    with pytest.raises(data.DataError, match="has no example"):
+        _ = data.as_source(lambda: iter([])).info
+
+
+def test_tf_data_goes_on_where_it_was():
+    batches = data.as_source(FakeTfData(10)).batches(4)
+    rows = [next(batches)["x"].tolist() for _ in range(3)]
+    assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    again = data.as_source(FakeTfData(10)).batches(4)
+    again.restore(json.loads(json.dumps(batches.state())))
+    assert next(again)["x"].tolist() == [2, 3, 4, 5]
+
+
+def test_tf_data_tells_how_many_were_read():
+    cursor = TfDataStream(FakeTfData(10)).open(7)
+    assert next(cursor)["x"] == 7
+    assert cursor.state() == 8
+
+
+def test_rows_may_be_asked_in_any_order_above_the_floor():
+    reader = StreamReader(IterableStream(Counting(30)))
+    assert reader.gather(Draw.of_rows([9, 3, 5]))["x"].tolist() == [9, 3, 5]
+    assert reader.gather(Draw.of_rows([4, 12]))["x"].tolist() == [4, 12]
