@@ -5,29 +5,14 @@ for every parameter how large its entries should be and which of its axes may sh
 `amos_for` makes the optimizer from that.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from tekoa.core import rules, trees
-from tekoa.optim import (
-    amos,
-    scale_consume,
-    scale_contract,
-    scale_control,
-    scale_moves,
-    scale_reader,
-    scale_trace,
-    scale_uses,
-    scale_values,
-    scale_views,
-)
+from tekoa.optim import amos, scale_rows, scale_trace
 from tekoa.optim.scale_table import ScaleRow as ScaleRow
 from tekoa.optim.scale_table import ScaleTable as ScaleTable
 
@@ -54,41 +39,17 @@ def scales(fn: Callable[..., Any], params: trees.PyTree, *batch: Any) -> ScaleTa
             does not depend on any parameter.
         TypeError: If a leaf of `params` is not an array.
 
+    >>> import jax.numpy as jnp
     >>> params = {'w': jnp.zeros((100, 10)), 'b': jnp.zeros(10)}
     >>> print(scales(lambda p, x: x @ p['w'] + p['b'], params, 2 * jnp.ones((8, 100))))
     name  shape      eta   slot     reason
-    b     (10,)      0.5   ()       added of rms 1
+    b     (10,)      0.5   ()       added to data of rms 1
     w     (100, 10)  0.05  (1, 10)  contracted over axes 0: 100 terms of rms 2
     """
     leaves = scale_trace.checked_leaves(params)
-    dynamic, merge = scale_trace.split_static(batch)
-    jaxpr = scale_trace.trace(fn, params, dynamic, merge)
-    shapes_only = any(isinstance(x, jax.ShapeDtypeStruct) for x in dynamic)
-    known: dict[int, float] = {}
-    while True:
-        reader = _reader(shapes_only, known)
-        outs = reader.run(jaxpr, _inputs(reader, leaves, dynamic))
-        placed = {
-            i: placement
-            for i, leaf in enumerate(leaves)
-            if (placement := scale_uses.place(reader.ledger.uses.get(i, {}), leaf.shape))
-        }
-        tied = {
-            i: placement.eta
-            for i, placement in placed.items()
-            if any(use.kind is scale_uses.LOOKED_UP for use in reader.ledger.uses[i])
-            and placement.eta < 1
-        }
-        if known or not tied:
-            break
-        known = tied  # Read again, so that what follows a tied embedding sees its true scale.
-    deps = _dependence(outs)
-    return ScaleTable(
-        [
-            _row(name, leaf, placed.get(i), _reason(reader, i, leaf, deps))
-            for i, (name, leaf) in enumerate(zip(trees.leaf_names(params), leaves, strict=True))
-        ]
-    )
+    arrays, merge = scale_trace.split_static(batch)
+    jaxpr = scale_trace.trace(fn, params, arrays, merge)
+    return ScaleTable(scale_rows.find_rows(jaxpr, trees.leaf_names(params), leaves, arrays))
 
 
 def amos_for(
@@ -122,6 +83,7 @@ def amos_for(
     Raises:
         ValueError: If `n_batches` is not positive, or as `scales` does.
 
+    >>> import jax, jax.numpy as jnp
     >>> params = {'w': jnp.ones((100, 10))}
     >>> tx = amos_for(lambda p, x: x @ p['w'], params, jnp.ones((8, 100)), n_batches=400)
     >>> jax.tree.map(jnp.shape, tx.init(params).v)
@@ -180,89 +142,4 @@ def as_function(model_or_fn: Any) -> Callable[..., Any]:
         f"Expected a function fn(params, *batch) or a module with an apply method, got "
         f"{type(model_or_fn).__name__}. For NNX and Equinox, split the model and merge it "
         "inside a function."
-    )
-
-
-def _reader(shapes_only: bool, known: Mapping[int, float]) -> scale_reader.Reader:
-    return scale_reader.Reader(
-        always=scale_control.RULES | scale_contract.RULES,
-        on_views=scale_moves.RULES | scale_consume.RULES,
-        shapes_only=shapes_only,
-        known=known,
-    )
-
-
-def _inputs(
-    reader: scale_reader.Reader, leaves: list[Any], arrays: list[Any]
-) -> list[scale_values.Value]:
-    values = []
-    for i, leaf in enumerate(leaves):
-        value = _input(reader, leaf, scale_values.param_bit(i))
-        if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            value = scale_reader.with_views(value, [scale_views.View.whole(i, leaf.shape)])
-        values.append(value)
-    return values + [_input(reader, x, scale_values.BATCH) for x in arrays]
-
-
-def _input(reader: scale_reader.Reader, x: Any, deps: int) -> scale_values.Value:
-    data = x
-    if isinstance(x, jax.ShapeDtypeStruct):
-        data = scale_values.unit_bag(x.dtype, reader.rng())
-    elif reader.shapes_only and math.prod(x.shape) > scale_reader.HUGE:
-        data = scale_values.Bag(scale_values.as_samples(x))
-    return scale_values.Value(shape=tuple(x.shape), dtype=x.dtype, data=data, deps=deps)
-
-
-def _dependence(outs: list[scale_values.Value]) -> int:
-    deps = 0
-    for value in outs:
-        deps |= value.deps
-    if deps <= scale_values.BATCH:
-        raise ValueError(
-            "The model's output does not depend on any parameter in a way that has a gradient. "
-            "Check that fn uses the params it is given, and that its output is floating."
-        )
-    return deps
-
-
-def _reason(reader: scale_reader.Reader, i: int, leaf: Any, deps: int) -> str | None:
-    """Why parameter i has no scale of its own, if that can be told."""
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return f"it is of {leaf.dtype}, which has no gradient"
-    if not deps & scale_values.param_bit(i):
-        note = reader.ledger.notes.get(i, "")
-        return "unused: the output does not depend on it" + (f" ({note})" if note else "")
-    return reader.ledger.notes.get(i, "used in no way that has a rule")
-
-
-def _row(
-    name: trees.Name, leaf: Any, placement: scale_uses.Placement | None, reason: str
-) -> ScaleRow:
-    shape = tuple(leaf.shape)
-    if placement is None or reason.startswith("unused"):
-        return _fallback_row(name, leaf, reason)
-    reduced = placement.reduced
-    slot_shape = tuple(1 if i in reduced else n for i, n in enumerate(shape))
-    return ScaleRow(
-        name=name,
-        shape=shape,
-        eta=placement.eta,
-        slot_shape=() if len(reduced) == len(shape) else slot_shape,
-        reason=placement.reason,
-        eta_by_slice=placement.eta_by_slice,
-    )
-
-
-def _fallback_row(name: trees.Name, leaf: Any, reason: str) -> ScaleRow:
-    shape = tuple(leaf.shape)
-    is_known = not isinstance(leaf, jax.ShapeDtypeStruct)
-    rms = math.sqrt(scale_values.mean_square(leaf)) if is_known else 0.0
-    source = "its initial rms" if rms else f"1/sqrt(fan-in), its initial value is {'zero' if is_known else 'unknown'}"
-    return ScaleRow(
-        name=name,
-        shape=shape,
-        eta=rms or math.prod(shape[:-1]) ** -0.5,
-        slot_shape=shape if len(shape) > 1 else (),
-        reason=f"{reason}; {source} is taken",
-        placed=False,
     )

@@ -19,14 +19,42 @@ BagRule = Callable[[Any, list[Any], np.random.Generator], list[Bag]]
 
 MAX_DRAWS = 32  # Of the entries that a reduction reads; the rest follows from the moments.
 # These have no meaning outside their mesh, so they run on bags even where data is there.
-MESH_OPS = frozenset(
-    "axis_index psum psum2 psum_invariant pmax pmin ppermute all_gather all_to_all"
-    " all_gather_invariant reduce_scatter pvary pcast pbroadcast".split()
-)
-_MOVES = MESH_OPS | frozenset(
-    "reshape transpose broadcast_in_dim squeeze expand_dims slice dynamic_slice rev copy copy_p"
-    " gather sharding_constraint reduce_precision split top_k approx_top_k cummax cummin".split()
-)
+MESH_OPS = {
+    "axis_index",
+    "psum",
+    "psum2",
+    "psum_invariant",
+    "pmax",
+    "pmin",
+    "ppermute",
+    "all_gather",
+    "all_to_all",
+    "all_gather_invariant",
+    "reduce_scatter",
+    "pvary",
+    "pcast",
+    "pbroadcast",
+}
+_MOVES = MESH_OPS | {
+    "reshape",
+    "transpose",
+    "broadcast_in_dim",
+    "squeeze",
+    "expand_dims",
+    "slice",
+    "dynamic_slice",
+    "rev",
+    "copy",
+    "copy_p",
+    "gather",
+    "sharding_constraint",
+    "reduce_precision",
+    "split",
+    "top_k",
+    "approx_top_k",
+    "cummax",
+    "cummin",
+}
 
 
 def execute(eqn: Any, data: list[Any], rng: np.random.Generator) -> list[Bag]:
@@ -41,11 +69,16 @@ def execute(eqn: Any, data: list[Any], rng: np.random.Generator) -> list[Bag]:
     if name in _RULES:
         return _RULES[name](eqn, data, rng)
     if name in _MOVES and data:
-        return [_cast(data[0], var.aval.dtype, rng) for var in eqn.outvars]
+        return [
+            _cast(_elsewhere(eqn, data[0], i), var.aval.dtype, rng)
+            for i, var in enumerate(eqn.outvars)
+        ]
     if data and _is_elementwise(eqn):
         samples = [scale_values.as_samples(x) for x in data]
         out = eqn.primitive.bind(*map(jnp.asarray, samples), **eqn.params)
-        return [Bag(np.asarray(x)) for x in (out if eqn.primitive.multiple_results else [out])]
+        outs = out if eqn.primitive.multiple_results else [out]
+        # Rows are drawn apart, so a mask may leave one of them with nothing: 0 / 0.
+        return [Bag(np.where(np.isnan(x), 0, x).astype(x.dtype)) for x in map(np.asarray, outs)]
     return [scale_values.unit_bag(var.aval.dtype, rng) for var in eqn.outvars]
 
 
@@ -67,6 +100,15 @@ def is_average(weights: Any, axes: tuple[int, ...], n_terms: int) -> bool:
         array = np.asarray(weights, np.float32)
         low, sums, tolerance = array.min(initial=0), array.sum(axis=axes), 0.02
     return bool(low >= 0 and np.all(np.abs(sums - 1) < tolerance))
+
+
+def is_one_hot(x: Any, axes: tuple[int, ...], n_terms: float) -> bool:
+    """Whether contracting `axes` with `x` picks one entry at the most."""
+    if isinstance(x, Bag):
+        values, n_set = x.samples, x.samples.mean() * n_terms  # Too sparse to be met: 0.
+    else:
+        values, n_set = np.asarray(x), np.asarray(x).sum(axis=axes).max(initial=0) or np.inf
+    return bool(n_set < 1.5 and np.all((values == 0) | (values == 1)))
 
 
 def _dot_general(eqn: Any, data: list[Any], rng: np.random.Generator) -> list[Bag]:
@@ -169,6 +211,15 @@ def _position(eqn: Any, data: list[Any], rng: np.random.Generator) -> list[Bag]:
     return [Bag(rng.integers(0, max(n, 1), N_SAMPLES).astype(aval.dtype))]
 
 
+def _elsewhere(eqn: Any, data: Any, i: int) -> Any:
+    """Unpairs the slices of one array: they hold other entries than one another."""
+    if eqn.primitive.name not in ("slice", "split"):
+        return data
+    start = eqn.params.get("start_indices", (i,))
+    order = np.random.default_rng(list(start)).permutation(N_SAMPLES)
+    return Bag(scale_values.as_samples(data)[order])
+
+
 def _each(eqn: Any, data: list[Any], rng: np.random.Generator) -> list[Bag]:
     return [_cast(x, var.aval.dtype, rng) for x, var in zip(data, eqn.outvars)]
 
@@ -181,10 +232,13 @@ def _cast(data: Any, dtype: Any, rng: np.random.Generator) -> Bag:
 
 
 def _is_elementwise(eqn: Any) -> bool:
+    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     shape = eqn.outvars[0].aval.shape
-    dtypes = [v.aval.dtype for v in (*eqn.invars, *eqn.outvars)]
-    return all(v.aval.shape in (shape, ()) for v in (*eqn.invars, *eqn.outvars)) and all(
-        jnp.issubdtype(dtype, np.number) or dtype == bool for dtype in dtypes
+    return all(
+        (jnp.issubdtype(aval.dtype, np.number) or aval.dtype == bool)
+        and (aval.shape == () or len(aval.shape) == len(shape))
+        and all(n in (1, m) for n, m in zip(aval.shape, shape))
+        for aval in avals
     )
 
 

@@ -24,7 +24,7 @@ def add(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     """A bias, where data is added; else the parameter only gets an offset."""
     views = [view for value in inputs for view in value.views]
     data = [value for value in inputs if not value.views]
-    if not data or (_is_weight(data[0]) and not any(map(_is_broadcast, views))):
+    if not data or (_is_weight(data[0]) and not _is_broadcast(eqn, views)):
         (out,) = reader.plain(eqn, inputs)
         return [with_views(out, views)]
     ms = scale_values.mean_square(data[0].data)
@@ -44,7 +44,7 @@ def multiply(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     if eqn.primitive.name == "div" and inputs[1].views and _is_constant(data[0]):
         return argument(reader, eqn, inputs)
     ms = scale_values.mean_square(data[0].data)
-    if _is_constant(data[0]) or (_is_weight(data[0]) and not any(map(_is_broadcast, views))):
+    if _is_constant(data[0]) or (_is_weight(data[0]) and not _is_broadcast(eqn, views)):
         (out,) = reader.plain(eqn, inputs)
         factor = (math.sqrt(ms) or 1.0) ** (-1 if eqn.primitive.name == "div" else 1)
         return [with_views(out, [view.scaled(factor) for view in views])]
@@ -164,8 +164,10 @@ def _is_constant(value: Value) -> bool:
     return not value.from_params and not value.from_batch
 
 
-def _is_broadcast(view: View) -> bool:
-    return any(axis == NEW for pieces in view.axes for axis, _ in pieces)
+def _is_broadcast(eqn: Any, views: Sequence[View]) -> bool:
+    """Whether the result holds entries of a parameter more than once, as activations do."""
+    size = math.prod(eqn.outvars[0].aval.shape)
+    return any(_n_entries(view) < size for view in views)
 
 
 def _n_entries(view: View) -> int:
@@ -186,8 +188,17 @@ RULES: dict[str, Rule] = {
     "dynamic_update_slice": beside,
     "gather": look_up,
     "dynamic_slice": look_up,
-} | dict.fromkeys(
-    "exp exp2 expm1 log log1p logistic tanh sin cos erf sqrt rsqrt cbrt"
-    " sinh cosh asinh atan".split(),
-    argument,
-)
+    "exp": argument,
+    "exp2": argument,
+    "expm1": argument,
+    "log": argument,
+    "log1p": argument,
+    "logistic": argument,
+    "tanh": argument,
+    "sin": argument,
+    "cos": argument,
+    "erf": argument,
+    "sqrt": argument,
+    "rsqrt": argument,
+    "cbrt": argument,
+}

@@ -7,7 +7,6 @@ that later layers see inputs of the scale they will have.
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,34 +17,43 @@ from tekoa.optim.scale_uses import Use
 from tekoa.optim.scale_values import Bag, Value
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Axes:
+    """What a contraction does with each axis of an operand."""
+
+    batch: tuple[int, ...] = ()  # Goes through: members of an ensemble, experts.
+    contracted: tuple[int, ...] = ()
+    free: tuple[int, ...] = ()
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes in the order in which a kernel's entries are drawn."""
+        return self.batch + self.contracted + self.free
+
+
 def dot_general(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
-    """A contraction: the kernel's scale undoes the sum over the contracted axes."""
-    contracting, batch = eqn.params["dimension_numbers"]
-    return _contract(reader, eqn, inputs, list(zip(contracting, batch)))
+    """A dense layer or an einsum; of data with data, attention."""
+    return _dot(reader, eqn, inputs, eqn.params["dimension_numbers"])
 
 
 def ragged_dot(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
-    """A contraction whose rows each meet the kernel of their group."""
+    """A dense layer whose rows each meet the kernel of their group."""
     numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-    contracting, batch = numbers
+    return _dot(reader, eqn, inputs, numbers)
+
+
+def _dot(reader: Reader, eqn: Any, inputs: list[Value], numbers: Any) -> list[Value]:
+    axes = []
+    for value, contracted, batch in zip(inputs, *numbers):
+        taken = {*contracted, *batch}
+        free = tuple(i for i in range(len(value.shape)) if i not in taken)
+        axes.append(_Axes(batch=tuple(batch), contracted=tuple(contracted), free=free))
     if not any(value.views for value in inputs):
-        return reader.plain(eqn, inputs)
-    return _contract(reader, eqn, inputs, list(zip(contracting, batch)))
-
-
-def _contract(
-    reader: Reader, eqn: Any, inputs: list[Value], axes: list[tuple[Sequence[int], Sequence[int]]]
-) -> list[Value]:
-    operands = inputs[:2]
-    if not any(value.views for value in operands):
-        return _average(reader, eqn, inputs, [contracted for contracted, _ in axes])
-    if not axes[0][0]:
+        return _average(reader, eqn, inputs, axes)
+    if not axes[0].contracted:
         return scale_consume.multiply(reader, eqn, inputs)
-    orders = [_kernel_order(len(v.shape), c, b) for v, (c, b) in zip(operands, axes)]
-    n_terms = math.prod(operands[0].shape[i] for i in axes[0][0])
-    contracted = [contracted for contracted, _ in axes]
-    n_batch = len(axes[0][1])
-    return _consume_kernel(reader, eqn, inputs, contracted, orders, n_terms, n_batch)
+    n_terms = math.prod(inputs[0].shape[i] for i in axes[0].contracted)
+    return _contract(reader, eqn, inputs, axes, n_terms)
 
 
 def conv(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
@@ -54,56 +62,70 @@ def conv(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
         reader.note(inputs, "convolved as an input, for which there is no rule")
         return reader.plain(eqn, inputs)
     out_axis, in_axis, *spatial = eqn.params["dimension_numbers"].rhs_spec
-    order = (*spatial, in_axis, out_axis)
-    contracted = [(), order[:-1]]
-    n_terms = scale_bags.conv_terms(eqn)
-    return _consume_kernel(reader, eqn, inputs, contracted, [(), order], n_terms, 0)
+    kernel = _Axes(contracted=(*spatial, in_axis), free=(out_axis,))
+    return _contract(reader, eqn, inputs, [_Axes(), kernel], scale_bags.conv_terms(eqn))
 
 
-def _consume_kernel(
-    reader: Reader,
-    eqn: Any,
-    inputs: list[Value],
-    contracted: Sequence[Sequence[int]],
-    orders: Sequence[Sequence[int]],
-    n_terms: float,
-    n_batch: int,
+def _contract(
+    reader: Reader, eqn: Any, inputs: list[Value], axes: list[_Axes], n_terms: float
 ) -> list[Value]:
-    paired = all(value.views for value in inputs[:2])
-    data = [value.data for value in inputs]
-    for i, value in enumerate(inputs[:2]):
-        if not value.views:
-            continue
-        ms = 1.0 if paired else scale_values.mean_square(data[1 - i])
-        if ms == 0 and isinstance(data[1 - i], Bag):
-            ms = 1 / n_terms  # So sparse that no sample is set: one of all the terms, one-hot.
-        for view in value.views:
-            reduced = view.param_axes(contracted[i])
-            n = n_terms * view.n_shards(reduced)
-            kind = scale_uses.PAIRED if paired else scale_uses.CONTRACTED
-            reader.ledger.record(view, Use(kind=kind, reduced=reduced, n_terms=n), ms)
+    """Records a contraction of a kernel with data, or of two parameters."""
+    data, rms = [value.data for value in inputs], 1.0
+    if inputs[0].views and inputs[1].views:
+        for value, of in zip(inputs, axes):
+            _record(reader, value, of, scale_uses.PAIRED, n_terms, 1.0)
+    else:
+        kernel = int(not inputs[0].views)
+        rms = _record_kernel(reader, inputs, axes, kernel, n_terms)
     if any(isinstance(x, Bag) for x in data):
         unit = scale_values.unit_bag(eqn.outvars[0].aval.dtype, reader.rng())
-        return reader.outputs(eqn, inputs, [unit])
-    for i, value in enumerate(inputs[:2]):
+        return [_to_rms(out, rms) for out in reader.outputs(eqn, inputs, [unit])]
+    for i, (value, of) in enumerate(zip(inputs, axes)):
         if value.views:
-            data[i] = reader.normal(value, orders[i])
-    (out,) = reader.plain(eqn, inputs, data)
-    return [_to_unit(out, tuple(range(n_batch, len(out.shape))))]
+            data[i] = reader.normal(value, of.order, n_batch=len(of.batch))
+    # A convolution meets blank stretches of an image, which do count.
+    is_dot = bool(axes[0].contracted)
+    return [_to_rms(out, rms, skip_zeros=is_dot) for out in reader.plain(eqn, inputs, data)]
 
 
-def _average(
-    reader: Reader, eqn: Any, inputs: list[Value], contracted: Sequence[Sequence[int]]
-) -> list[Value]:
+def _record_kernel(
+    reader: Reader, inputs: list[Value], axes: list[_Axes], kernel: int, n_terms: float
+) -> float:
+    """Records the use of a kernel with data; gives the rms that the result will have."""
+    other, along = inputs[1 - kernel].data, axes[1 - kernel].contracted
+    if along and scale_bags.is_one_hot(other, along, n_terms):
+        for view in inputs[kernel].views:
+            reduced = view.param_axes(axes[kernel].free)
+            use = Use(kind=scale_uses.LOOKED_UP, reduced=reduced, detail="by one-hot")
+            reader.ledger.record(view, use)
+        return reader.known.get(inputs[kernel].views[0].param, 1.0)
+    ms = scale_values.mean_square(other)
+    if along and not isinstance(other, Bag):
+        # Rows of padding, or meant for other experts, tell nothing about this kernel.
+        rows = scale_values.mean_square(other, along)
+        ms = float(np.mean(rows[rows > 0])) if np.any(rows > 0) else 0.0
+    _record(reader, inputs[kernel], axes[kernel], scale_uses.CONTRACTED, n_terms, ms)
+    return 1.0
+
+
+def _record(
+    reader: Reader, value: Value, axes: _Axes, kind: scale_uses.Kind, n_terms: float, ms: float
+) -> None:
+    for view in value.views:
+        reduced = view.param_axes(axes.contracted)
+        use = Use(kind=kind, reduced=reduced, n_terms=n_terms * view.n_shards(reduced))
+        reader.ledger.record(view, use, ms)
+
+
+def _average(reader: Reader, eqn: Any, inputs: list[Value], axes: list[_Axes]) -> list[Value]:
     """A contraction of data with data; a weighted mean keeps the scale of what it averages."""
     (out,) = reader.plain(eqn, inputs)
-    if isinstance(out.data, Bag) or not contracted[0]:
+    if isinstance(out.data, Bag) or not axes[0].contracted:
         return [out]
-    n_terms = math.prod(inputs[0].shape[i] for i in contracted[0])
-    for i, value in enumerate(inputs):
-        if value.from_batch and scale_bags.is_average(value.data, tuple(contracted[i]), n_terms):
-            rms = math.sqrt(scale_values.mean_square(inputs[1 - i].data))
-            return [_to_unit(out, tuple(range(len(out.shape))), rms)]
+    n_terms = math.prod(inputs[0].shape[i] for i in axes[0].contracted)
+    for i, (value, of) in enumerate(zip(inputs, axes)):
+        if value.from_batch and scale_bags.is_average(value.data, of.contracted, n_terms):
+            return [_to_rms(out, math.sqrt(scale_values.mean_square(inputs[1 - i].data)))]
     return [out]
 
 
@@ -113,7 +135,8 @@ def reduce_sum(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     (value,), axes = inputs, eqn.params["axes"]
     if value.views:
         reader.note(inputs, "used by 'reduce_sum', for which there is no rule")
-    if value.product is None or isinstance(out.data, Bag) or len(axes) == len(value.shape):
+    # A sum over everything is a loss, not a layer.
+    if value.product is None or len(axes) == len(value.shape):
         return [out]
     view, ms = value.product
     if any(not view.param_axes((axis,)) for axis in axes):
@@ -121,18 +144,16 @@ def reduce_sum(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     n_terms = math.prod(value.shape[axis] for axis in axes)
     use = Use(kind=scale_uses.CONTRACTED, reduced=view.param_axes(axes), n_terms=n_terms)
     reader.ledger.record(view, use, ms)
-    return [_to_unit(out, tuple(range(len(out.shape))))]
+    return [_to_rms(out, 1.0)]
 
 
-def _to_unit(value: Value, axes: tuple[int, ...], rms: float = 1.0) -> Value:
-    ms = scale_values.mean_square(value.data, axes)
-    factor = rms / np.sqrt(np.where(ms > 0, ms, 1.0))
-    return dataclasses.replace(value, data=(value.data * factor.astype(np.float32)).astype(value.dtype))
-
-
-def _kernel_order(ndim: int, contracted: Sequence[int], batch: Sequence[int]) -> tuple[int, ...]:
-    free = [i for i in range(ndim) if i not in contracted and i not in batch]
-    return (*batch, *contracted, *free)
+def _to_rms(value: Value, rms: float, *, skip_zeros: bool = False) -> Value:
+    """Rescales a value, as a kernel of the right scale would."""
+    x = value.data.samples if isinstance(value.data, Bag) else value.data
+    counted = np.asarray(x)[np.asarray(x) != 0] if skip_zeros else x
+    factor = rms / (math.sqrt(scale_values.mean_square(counted)) or 1.0)
+    x = (x * np.float32(factor)).astype(value.dtype)
+    return dataclasses.replace(value, data=Bag(x) if isinstance(value.data, Bag) else x)
 
 
 RULES: dict[str, Rule] = {

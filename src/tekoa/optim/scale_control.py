@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from tekoa.optim import scale_values
-from tekoa.optim.scale_reader import Reader, Rule
+from tekoa.optim.scale_reader import Reader, Rule, union
 from tekoa.optim.scale_values import Bag, Value
 
 MAX_STEPS = 128  # Of a loop on real data; later ones repeat what the earlier ones gave.
@@ -74,13 +73,10 @@ def cond(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     taken = len(branches) - 1
     if not isinstance(inputs[0].data, Bag):
         taken = min(max(int(inputs[0].data), 0), taken)
-    outs = []
-    for column in zip(*branches):
-        deps = 0
-        for value in column:
-            deps |= value.deps
-        outs.append(dataclasses.replace(column[taken], deps=deps | inputs[0].deps & 1))
-    return outs
+    return [
+        dataclasses.replace(column[taken], deps=union([*column, inputs[0]]))
+        for column in zip(*branches)
+    ]
 
 
 def shard_map(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
@@ -124,17 +120,21 @@ def _stack(reader: Reader, eqn: Any, steps: Sequence[Value]) -> Value:
         arrays = [value.data for value in steps]
         arrays += [arrays[-1]] * (length - len(arrays))
         data = jnp.stack(arrays[::-1] if eqn.params["reverse"] else arrays)
-    deps = 0
-    for value in steps:
-        deps |= value.deps
-    return Value(shape=(length, *steps[0].shape), dtype=steps[0].dtype, data=data, deps=deps)
+    shape, dtype = (length, *steps[0].shape), steps[0].dtype
+    return Value(shape=shape, dtype=dtype, data=data, deps=union(steps))
 
 
-_CALLS = (
-    "jit pjit closed_call core_call core_closed_call remat remat2 checkpoint"
-    " custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split()
-)
-RULES: dict[str, Rule] = dict.fromkeys(_CALLS, call) | {
+RULES: dict[str, Rule] = {
+    "jit": call,
+    "pjit": call,
+    "closed_call": call,
+    "core_call": call,
+    "remat": call,
+    "remat2": call,
+    "checkpoint": call,
+    "custom_jvp_call": call,
+    "custom_vjp_call": call,
+    "custom_vjp_call_jaxpr": call,
     "scan": scan,
     "while": while_loop,
     "cond": cond,

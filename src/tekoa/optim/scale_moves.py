@@ -71,24 +71,38 @@ def join(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     (out,) = reader.plain(eqn, inputs)
     views = []
     for view in (view for value in inputs for view in value.views):
-        for axis, size in enumerate(out.shape):
-            if view.shape[axis] != size:
-                view = view.stretched(axis, size)
-        views.append(view)
+        views.append(view.within(out.shape))
     return [with_views(out, views)]
+
+
+def _reshape(eqn: Any, view: View) -> View | None:
+    permutation = eqn.params["dimensions"]
+    view = view if permutation is None else view.transposed(permutation)
+    return view.reshaped(eqn.outvars[0].aval.shape)
 
 
 def _slice(eqn: Any, view: View) -> View:
     return view.sliced(eqn.params["start_indices"], eqn.outvars[0].aval.shape)
 
 
-RULES: dict[str, Rule] = dict.fromkeys(
-    "convert_element_type copy copy_p neg reduce_precision sharding_constraint rev name"
-    " optimization_barrier pvary pcast pbroadcast reshard mesh_cast layout_constraint".split(),
-    same,
-) | {
+RULES: dict[str, Rule] = {
+    "convert_element_type": same,
+    "copy": same,
+    "copy_p": same,
+    "neg": same,
+    "reduce_precision": same,
+    "sharding_constraint": same,
+    "rev": same,
+    "name": same,
+    "optimization_barrier": same,
+    "pvary": same,
+    "pcast": same,
+    "pbroadcast": same,
+    "reshard": same,
+    "mesh_cast": same,
+    "layout_constraint": same,
     "stop_gradient": stop_gradient,
-    "reshape": _move(lambda eqn, view: view.reshaped(eqn.outvars[0].aval.shape)),
+    "reshape": _move(_reshape),
     "transpose": _move(lambda eqn, view: view.transposed(eqn.params["permutation"])),
     "squeeze": _move(lambda eqn, view: view.squeezed(eqn.params["dimensions"])),
     "broadcast_in_dim": _move(

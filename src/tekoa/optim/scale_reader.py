@@ -6,7 +6,9 @@ given decides (`scale_moves`, `scale_consume`, `scale_control`).
 """
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,6 +57,7 @@ class Reader:
         jaxpr = jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
         env = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
         env |= dict(zip(jaxpr.invars, inputs, strict=True))
+        # So that no more is held than the model itself needs.
         last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if _is_var(v)}
         kept = {v for v in jaxpr.outvars if _is_var(v)}
         for i, eqn in enumerate(jaxpr.eqns):
@@ -62,7 +65,7 @@ class Reader:
             env |= dict(zip(eqn.outvars, self._equation(eqn, ins), strict=True))
             for v in {v for v in eqn.invars if _is_var(v)} - kept:
                 if last[v] == i:
-                    env.pop(v, None)  # So that no more is held than the model itself needs.
+                    env.pop(v, None)
         return [env[v] if _is_var(v) else constant(v.val, v.aval) for v in jaxpr.outvars]
 
     def _equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
@@ -84,9 +87,7 @@ class Reader:
 
     def outputs(self, eqn: Any, inputs: Sequence[Value], data: Sequence[Any]) -> list[Value]:
         """Wraps data computed from `inputs` as the outputs of an equation."""
-        deps = 0
-        for value in inputs:
-            deps |= value.deps
+        deps = union(inputs)
         return [
             Value(
                 shape=tuple(var.aval.shape),
@@ -116,19 +117,23 @@ class Reader:
         self._n_fresh += 1
         return np.random.default_rng([1, self._n_fresh])
 
-    def normal(self, value: Value, order: Sequence[int]) -> np.ndarray:
+    def normal(self, value: Value, order: Sequence[int], n_batch: int = 0) -> np.ndarray:
         """Draws standard normals in place of a parameter.
 
         Args:
             value: The parameter, or several joined.
             order: Its axes, contracted ones before free ones. Entries are drawn in this
                 order, so the same model in another layout gets the same numbers.
+            n_batch: How many axes at the start of `order` all get the same numbers, so
+                that an ensemble is read like each of its members.
         """
         shape = tuple(value.shape[i] for i in order)
+        members, shape = shape[:n_batch], shape[n_batch:]
         key = (self.ledger.order(value.views[0]), shape)
         if key not in self._drawn:
             self._drawn[key] = _balanced_normal(shape, key[0])
-        return self._drawn[key].transpose(np.argsort(order)).astype(value.dtype)
+        drawn = np.broadcast_to(self._drawn[key], members + shape)
+        return drawn.transpose(np.argsort(order)).astype(value.dtype)
 
 
 def constant(x: Any, aval: Any = None) -> Value:
@@ -136,6 +141,11 @@ def constant(x: Any, aval: Any = None) -> Value:
     if aval is not None and not hasattr(x, "dtype"):
         x = np.asarray(x, aval.dtype)
     return Value(shape=tuple(np.shape(x)), dtype=x.dtype, data=x)
+
+
+def union(values: Sequence[Value]) -> int:
+    """What any of these values depends on, as in `Value.deps`."""
+    return functools.reduce(operator.or_, (value.deps for value in values), 0)
 
 
 def with_views(value: Value, views: Sequence[scale_views.View]) -> Value:

@@ -29,7 +29,7 @@ class Kind:
 CONTRACTED = Kind("contracted", lambda n_terms, ms: 1 / math.sqrt(n_terms * ms))
 # Two parameters contracted with one another share the scale: n * eta**4 = 1.
 PAIRED = Kind("contracted with a parameter", lambda n_terms, ms: n_terms**-0.25)
-ADDED = Kind("added", lambda n_terms, ms: BIAS_SCALE * math.sqrt(ms))
+ADDED = Kind("added to data", lambda n_terms, ms: BIAS_SCALE * math.sqrt(ms))
 JOINED = Kind("placed beside data", lambda n_terms, ms: math.sqrt(ms))
 MULTIPLIED = Kind("multiplied", lambda n_terms, ms: 1.0, shrinks=False)
 # As in `x * (1 + scale)`: the sum has the scale of the constant, the parameter that of a bias.
@@ -96,20 +96,18 @@ class Placement:
 
     eta: float
     eta_by_slice: np.ndarray | None  # Broadcasts to the parameter, if slices differ.
-    reduced: frozenset[int]
+    slot_shape: tuple[int, ...]
     reason: str
 
 
-def place(pools: dict[Use, Pool], shape: tuple[int, ...]) -> Placement | None:
-    """Settles the scale of a parameter from its uses; None if there are none.
+def place(pools: dict[Use, Pool], shape: tuple[int, ...]) -> Placement:
+    """Settles the scale of a parameter from its uses.
 
     Args:
-        pools: The uses with the second moments that they met.
+        pools: The uses with the second moments that they met; not empty.
         shape: The parameter's shape.
     """
     strong = {use: pool for use, pool in pools.items() if not use.kind.weak} or pools
-    if not strong:
-        return None
     by_part: dict[scale_views.Part, tuple[float, Use]] = {}
     for use, pool in strong.items():
         eta = pool.eta(use)
@@ -120,13 +118,18 @@ def place(pools: dict[Use, Pool], shape: tuple[int, ...]) -> Placement | None:
     # The typical slice: the geometric mean.
     sliced = math.exp(sum(map(math.log, etas)) / len(etas)) if etas else math.inf
     if whole is not None and whole[0] <= sliced:
-        return _placement(*whole, None, strong)
+        return _placement(*whole, None, strong, shape)
     by_slice = None if whole is not None else _by_slice(by_part, shape)
-    return _placement(sliced, min(by_part.values(), key=lambda x: x[0])[1], by_slice, strong)
+    use = min(by_part.values(), key=lambda found: found[0])[1]
+    return _placement(sliced, use, by_slice, strong, shape)
 
 
 def _placement(
-    eta: float, use: Use, by_slice: np.ndarray | None, pools: dict[Use, Pool]
+    eta: float,
+    use: Use,
+    by_slice: np.ndarray | None,
+    pools: dict[Use, Pool],
+    shape: tuple[int, ...],
 ) -> Placement:
     reason = _described(use, pools[use])
     others = {
@@ -135,11 +138,20 @@ def _placement(
         if (other.kind, other.reduced) != (use.kind, use.reduced)
     }
     if others:
-        tied = ", ".join(f"{verb} ({other:.3g})" for (verb, _), other in others.items())
-        reason += f"; tied: also {tied}, the smaller counts"
+        also = ", ".join(f"{verb} ({other:.3g})" for (verb, _), other in others.items())
+        tied = "tied, " if any(pooled.kind is LOOKED_UP for pooled in pools) else ""
+        reason += f"; {tied}also {also}: the smaller counts"
     if by_slice is not None:
         reason += f"; {by_slice.size} slices, {by_slice.min():.3g} to {by_slice.max():.3g}"
-    return Placement(eta=eta, eta_by_slice=by_slice, reduced=use.reduced, reason=reason)
+    return Placement(
+        eta=eta, eta_by_slice=by_slice, slot_shape=_slot_shape(use, shape), reason=reason
+    )
+
+
+def _slot_shape(use: Use, shape: tuple[int, ...]) -> tuple[int, ...]:
+    slots = tuple(1 if i in use.reduced else n for i, n in enumerate(shape))
+    is_kernel = len(shape) > 1 and use.kind in (CONTRACTED, PAIRED, LOOKED_UP)
+    return slots if is_kernel or max(slots, default=1) > 1 else ()
 
 
 def _described(use: Use, pool: Pool) -> str:
@@ -150,7 +162,7 @@ def _described(use: Use, pool: Pool) -> str:
             text = f"contracted over axes {axes}: {use.n_terms:g} terms of rms {rms:.3g}"
         case "contracted with a parameter":
             text = f"contracted with a parameter: {use.n_terms:g} terms shared by both"
-        case "added" | "placed beside data":
+        case "added to data" | "placed beside data":
             text = f"{use.kind.verb} of rms {rms:.3g}"
         case verb:
             text = verb

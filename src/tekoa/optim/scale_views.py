@@ -85,13 +85,14 @@ class View:
                 part += cut
         return dataclasses.replace(self, axes=tuple(axes), part=part)
 
-    def stretched(self, axis: int, size: int) -> "View":
-        """Sees it as a stretch of a longer axis, along which other things are joined."""
-        axes, have = list(self.axes), self.shape[axis]
-        if size % have == 0:
-            axes[axis] = _new(size // have) + axes[axis]
-        else:
-            axes[axis] = ((_main(axes[axis]), size),)
+    def within(self, shape: Sequence[int]) -> "View":
+        """Sees it as a stretch of something longer, in which other things are joined."""
+        axes = list(self.axes)
+        for i, (have, size) in enumerate(zip(self.shape, shape, strict=True)):
+            if size != have:
+                is_repeat = size % have == 0
+                pieces = _new(size // have) + axes[i]
+                axes[i] = pieces if is_repeat else ((_main(axes[i]), size),)
         return self._with_axes(axes)
 
     def sharded(self, shape: Sequence[int]) -> "View":

@@ -1,0 +1,360 @@
+"""Trains with the scales that `tekoa.optim.scale` finds, beside the usual choice.
+
+mnist:        found against hand-set scales of Amos, mean test accuracy over seeds.
+ptb:          the LSTM language model, found scales against AdamW over a grid.
+shakespeare:  a small transformer on characters, likewise.
+
+    python bench/scale_quality.py                       all, full size, hours on 2 cores
+    python bench/scale_quality.py --tasks shakespeare --steps 1000 --out /tmp/quality
+
+Prints a table and writes OUT.json and, if matplotlib is there, OUT.png with all curves.
+Nothing here is set by hand for Amos: scales, slots and rate come from `amos_for`.
+"""
+
+import argparse
+import functools
+import gzip
+import itertools
+import json
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tekoa.core import rules
+from tekoa.optim import amos, scale
+
+DATA = pathlib.Path("/work/shared/data")
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+DECAYS = (0.01, 0.1)
+
+
+# --- models: plain functions of a dict of parameters ---------------------------------------
+
+
+def dense_init(rng, *shape, fan_in=None):
+    return jax.random.normal(rng, shape) / np.sqrt(fan_in or shape[0])
+
+
+def cnn_init(rng):
+    k = jax.random.split(rng, 4)
+    return {
+        "Conv_0": {"kernel": dense_init(k[0], 3, 3, 1, 32, fan_in=9), "bias": jnp.zeros(32)},
+        "Conv_1": {"kernel": dense_init(k[1], 3, 3, 32, 64, fan_in=288), "bias": jnp.zeros(64)},
+        "Dense_0": {"kernel": dense_init(k[2], 3136, 256), "bias": jnp.zeros(256)},
+        "Dense_1": {"kernel": dense_init(k[3], 256, 10), "bias": jnp.zeros(10)},
+    }
+
+
+def cnn(params, x):
+    for name in ("Conv_0", "Conv_1"):
+        layer = params[name]
+        dims = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, layer["kernel"], (1, 1), "SAME", dimension_numbers=dims)
+        x = jax.nn.relu(x + layer["bias"])
+        batch, height, width, features = x.shape
+        x = x.reshape(batch, height // 2, 2, width // 2, 2, features).mean((2, 4))
+    x = x.reshape(len(x), -1)
+    x = jax.nn.relu(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
+    return x @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+
+
+def lstm_init(rng, *, vocab, hidden=128, memory=256):
+    k = jax.random.split(rng, 3)
+    return {
+        "embedding": jax.random.normal(k[0], (vocab, hidden)) * hidden**-0.5,
+        "shift": jnp.zeros(2 * hidden),
+        "core": {"kernel": dense_init(k[1], 2 * hidden, 4, memory), "bias": jnp.zeros((4, memory))},
+        "cell_shift": jnp.zeros(memory),
+        "out": {"kernel": dense_init(k[2], memory, hidden), "bias": jnp.zeros(hidden)},
+        "bias": jnp.zeros(vocab),
+    }
+
+
+def shift_norm(x, shift):
+    x = x - shift
+    x = x - x.mean(-1, keepdims=True)
+    ms = jnp.square(x).mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.maximum(ms * np.sqrt(x.shape[-1]), 1.0))
+
+
+def lstm(params, tokens, forget_bias=1.0):
+    """The original's LSTM, without dropout and with a fresh state for every window."""
+    hidden, memory = params["out"]["kernel"].shape[::-1]
+
+    def cell(carry, x):
+        recurrent, mem = carry
+        x = shift_norm(jnp.concatenate([recurrent, x], -1), params["shift"])
+        gates = jnp.einsum("bi,igm->gbm", x, params["core"]["kernel"])
+        a, b, g, o = gates + params["core"]["bias"][:, None]
+        gate = jax.nn.sigmoid(forget_bias - g)
+        b = jnp.clip(jnp.tanh(b) / (1 + np.exp(forget_bias)), -gate, gate)
+        mem = mem * (1 - gate) + b * 2 * jax.nn.silu(a)
+        out = shift_norm(mem, params["cell_shift"]) * 2 * jax.nn.sigmoid(o)
+        out = out @ params["out"]["kernel"] + params["out"]["bias"]
+        return (out, mem), out
+
+    x = params["embedding"][tokens].swapaxes(0, 1)
+    start = jnp.zeros((len(tokens), hidden)), jnp.zeros((len(tokens), memory))
+    _, out = jax.lax.scan(cell, start, x)
+    return out.swapaxes(0, 1) @ params["embedding"].T + params["bias"]
+
+
+def transformer_init(rng, *, vocab, length, width=128, n_layers=2):
+    k = iter(jax.random.split(rng, 3 + 6 * n_layers))
+    layers = [
+        {
+            "norm_0": jnp.ones(width),
+            "qkv": dense_init(next(k), width, 3, 4, width // 4),
+            "out": dense_init(next(k), 4, width // 4, width, fan_in=width),
+            "norm_1": jnp.ones(width),
+            "wide": dense_init(next(k), width, 4 * width),
+            "narrow": dense_init(next(k), 4 * width, width),
+        }
+        for _ in range(n_layers)
+    ]
+    embedding = jax.random.normal(next(k), (vocab, width)) * 0.02
+    positions = jax.random.normal(next(k), (length, width)) * 0.02
+    head = {"norm": jnp.ones(width), "kernel": dense_init(next(k), width, vocab)}
+    return {"embedding": embedding, "positions": positions, "layers": layers, "head": head}
+
+
+def rms_norm(x, gain):
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * gain
+
+
+def transformer(params, tokens):
+    x = params["embedding"][tokens] + params["positions"]
+    mask = np.tril(np.ones((tokens.shape[1],) * 2, bool))
+    for layer in params["layers"]:
+        y = rms_norm(x, layer["norm_0"])
+        q, k, v = jnp.einsum("bld,dthe->tblhe", y, layer["qkv"])
+        logits = jnp.einsum("bqhe,bkhe->bhqk", q, k) / np.sqrt(q.shape[-1])
+        probs = jax.nn.softmax(jnp.where(mask, logits, -1e9))
+        x = x + jnp.einsum("bhqk,bkhe,hed->bqd", probs, v, layer["out"])
+        y = rms_norm(x, layer["norm_1"])
+        x = x + jax.nn.gelu(y @ layer["wide"]) @ layer["narrow"]
+    return rms_norm(x, params["head"]["norm"]) @ params["head"]["kernel"]
+
+
+# --- data ---------------------------------------------------------------------------------
+
+
+def read_idx(name):
+    raw = gzip.decompress((DATA / "mnist" / name).read_bytes())
+    shape = np.frombuffer(raw, ">i4", raw[3], offset=4)
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+
+
+def mnist(split):
+    images = read_idx(f"{split}-images-idx3-ubyte.gz")[..., None] / np.float32(255)
+    return images, read_idx(f"{split}-labels-idx1-ubyte.gz").astype(np.int32)
+
+
+def ptb():
+    def words(split):
+        return (DATA / f"ptb/ptb.{split}.txt").read_text().replace("\n", " <eos> ").split()
+
+    ids = {word: i for i, word in enumerate(sorted(set(words("train"))))}
+    return [np.array([ids[word] for word in words(s)], np.int32) for s in ("train", "valid")]
+
+
+def shakespeare():
+    text = np.frombuffer((DATA / "tiny_shakespeare/input.txt").read_bytes(), np.uint8)
+    ids = np.unique(text, return_inverse=True)[1].astype(np.int32)
+    return [ids[:1003854], ids[1003854:]]
+
+
+def windows(stream, starts, length):
+    cut = stream[np.asarray(starts)[:, None] + np.arange(length + 1)]
+    return cut[:, :-1], cut[:, 1:]
+
+
+# --- training -----------------------------------------------------------------------------
+
+
+def cross_entropy(model, params, x, y):
+    return optax.softmax_cross_entropy_with_integer_labels(model(params, x), y).mean()
+
+
+def train(model, params, tx, batches, measure, *, every):
+    """Runs over `batches`; gives (step, measure(params)) every so many steps and at the end."""
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state, x, y):
+        grads = jax.grad(functools.partial(cross_entropy, model))(params, x, y)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = jax.tree.map(jnp.copy, params)
+    state, curve, n_steps = tx.init(params), [], len(batches)
+    for i, (x, y) in enumerate(batches, 1):
+        params, state = step(params, state, x, y)
+        if i % every == 0 or i == n_steps:
+            curve.append((i, measure(params)))
+    return curve
+
+
+class Batches:
+    """`n` batches, each a function of its number."""
+
+    def __init__(self, n, make):
+        self.n, self.make = n, make
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        return (self.make(i) for i in range(self.n))
+
+
+def hand_set_amos(rate, beta):
+    eta = {
+        "Conv_0/kernel": "sqrt(8 / 9)",
+        "Conv_1/kernel": "sqrt(2 / 288)",
+        "Dense_0/kernel": "sqrt(2 / 3136)",
+        "Dense_1/kernel": "sqrt(1 / 256)",
+        ".*/bias": 0.5,
+    }
+    slots = {"Conv.*/kernel": "(1, 1, 1, SHAPE[-1])", "Dense.*/kernel": "(1, SHAPE[-1])", ".*": ()}
+    make = functools.partial(rules.params_fn_from_assign_map, eval_str_value=True)
+    return amos.amos(rate, make(eta), make(slots), beta=beta)
+
+
+def run_mnist(args):
+    (x, y), (test_x, test_y) = mnist("train"), mnist("t10k")
+    n_batches = len(x) // 32
+    n_steps = args.steps or int(args.epochs * n_batches)
+    rate = optax.linear_schedule(0.0, n_batches**-0.5, min(2000, n_steps // 4))
+    predict = jax.jit(lambda params, x: cnn(params, x).argmax(-1))
+
+    def accuracy(params):
+        hits = [np.asarray(predict(params, test_x[i : i + 1000])) for i in range(0, 10000, 1000)]
+        return float(np.mean(np.concatenate(hits) == test_y) * 100)
+
+    curves = {}
+    for seed, kind in itertools.product(range(args.seeds), ("hand-set", "found")):
+        params = cnn_init(jax.random.key(seed))
+        orders = [np.random.default_rng([seed, e]).permutation(len(x)) for e in range(args.epochs)]
+        order = np.concatenate(orders)
+        batches = Batches(n_steps, lambda i, o=order: (x[o[i * 32 :][:32]], y[o[i * 32 :][:32]]))
+        if kind == "hand-set":
+            tx = hand_set_amos(rate, beta=0.98)
+        else:
+            tx = scale.amos_for(
+                cnn, params, x[:128], n_batches=n_batches, learning_rate=rate, beta=0.98
+            )
+        curves[f"{kind} {seed}"] = train(cnn, params, tx, batches, accuracy, every=n_batches)
+        print(f"mnist {kind} seed {seed}: {curves[f'{kind} {seed}'][-1]}", flush=True)
+    for kind in ("hand-set", "found"):
+        last = [curve[-1][1] for name, curve in curves.items() if name.startswith(kind)]
+        print(f"mnist {kind}: mean test accuracy {np.mean(last):.3f} % of {len(last)} seeds")
+    return curves
+
+
+def run_language_model(args, name):
+    batch, length = 16, {"ptb": 35, "shakespeare": 64}[name]
+    train_ids, valid_ids = {"ptb": ptb, "shakespeare": shakespeare}[name]()
+    vocab = int(train_ids.max()) + 1
+    n_batches = len(train_ids) // (batch * length)
+    n_steps = args.steps or {"ptb": 2000, "shakespeare": 2000}[name]
+    rng = jax.random.key(0)
+    if name == "ptb":
+        model, params = lstm, lstm_init(rng, vocab=vocab)
+    else:
+        model, params = transformer, transformer_init(rng, vocab=vocab, length=length)
+    held_out = windows(valid_ids, np.arange(0, len(valid_ids) - length - 1, length)[:512], length)
+    evaluate = jax.jit(functools.partial(cross_entropy, model))
+
+    def loss(params):
+        parts = [[a[i : i + 64] for a in held_out] for i in range(0, len(held_out[0]), 64)]
+        return float(np.mean([evaluate(params, *part) for part in parts]))
+
+    def make(i):
+        starts = np.random.default_rng([1, i]).integers(0, len(train_ids) - length - 1, batch)
+        return windows(train_ids, starts, length)
+
+    def amos_found():
+        return scale.amos_for(model, params, make(0)[0], n_batches=n_batches)
+
+    def adamw(rate, decay):
+        warm = n_steps // 20
+        if args.constant:
+            schedule = optax.linear_schedule(0.0, rate, warm)
+        else:
+            schedule = optax.warmup_cosine_decay_schedule(0.0, rate, warm, n_steps, 0.01 * rate)
+        return optax.adamw(schedule, b2=0.98, weight_decay=decay)
+
+    runs = {"Amos, all found": amos_found}
+    for rate, decay in itertools.product(args.rates, DECAYS[: args.decays]):
+        runs[f"AdamW {rate:g} decay {decay:g}"] = functools.partial(adamw, rate, decay)
+    curves = {}
+    for label, optimizer in runs.items():
+        start = time.time()
+        batches = Batches(n_steps, make)
+        curves[label] = train(
+            model, params, optimizer(), batches, loss, every=max(n_steps // 20, 1)
+        )
+        seconds = time.time() - start
+        print(f"{name} {label}: {curves[label][-1][1]:.4f} ({seconds:.0f} s)", flush=True)
+    summarize(name, curves)
+    return curves
+
+
+def summarize(name, curves):
+    found = curves["Amos, all found"]
+    others = {label: curve for label, curve in curves.items() if label.startswith("AdamW")}
+    if not others:
+        return
+    best = min(others, key=lambda label: others[label][-1][1])
+    n_steps, target = others[best][-1]
+    reached = next((step for step, loss in found if loss <= target), None)
+    print(
+        f"{name}: Amos {found[-1][1]:.4f}, best {best} {target:.4f}, "
+        f"ratio {found[-1][1] / target:.4f}; Amos reaches it after "
+        f"{f'{reached / n_steps:.0%} of the steps' if reached else 'more steps than were run'}"
+    )
+
+
+def draw(curves, path):
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("matplotlib is not installed: no picture.")
+        return
+    figure, axes = plt.subplots(1, len(curves), figsize=(6 * len(curves), 4.5), squeeze=False)
+    for axis, (task, runs) in zip(axes[0], curves.items()):
+        for label, curve in runs.items():
+            strong = label.startswith(("Amos", "found"))
+            axis.plot(*zip(*curve), label=label, lw=2.5 if strong else 1, zorder=2 + strong)
+        last = [curve[-1][1] for runs_ in [runs] for curve in runs_.values()]
+        axis.set(title=task, xlabel="step", ylabel="test accuracy" if task == "mnist" else "loss")
+        axis.set_ylim(min(last) * 0.97, min(min(last) * 1.6, max(last) * 1.05))
+        axis.legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tasks", nargs="*", default=["mnist", "ptb", "shakespeare"])
+    parser.add_argument("--seeds", type=int, default=3, help="of mnist")
+    parser.add_argument("--epochs", type=int, default=9, help="of mnist")
+    parser.add_argument("--steps", type=int, help="of every run, instead of its default")
+    parser.add_argument("--rates", type=float, nargs="*", default=RATES, help="of AdamW")
+    parser.add_argument("--decays", type=int, default=len(DECAYS), help="how many of AdamW's")
+    parser.add_argument("--constant", action="store_true", help="AdamW without decay of its rate")
+    parser.add_argument("--out", default="/tmp/scale_quality")
+    args = parser.parse_args()
+    curves = {}
+    for task in args.tasks:
+        curves[task] = run_mnist(args) if task == "mnist" else run_language_model(args, task)
+        pathlib.Path(f"{args.out}.json").write_text(json.dumps(curves))
+    draw(curves, f"{args.out}.png")
+
+
+if __name__ == "__main__":
+    main()
