@@ -138,10 +138,15 @@ def expect(name: trees.Name, target: Any) -> leaves.Leaf:
             raise TypeError(f"Target leaf {'/'.join(name)!r} is a function; it holds no numbers.")
         return described[0]
     if leaves.is_key(target):
-        data = jax.eval_shape(jax.random.key_data, target)
-        detail = str(jax.random.key_impl(target))
-        return leaves.Leaf(name=name, shape=data.shape, dtype="uint32", kind="key", detail=detail)
+        return _expect_key(name, target)
     return leaves.Leaf(name=name, shape=target.shape, dtype=target.dtype.name)
+
+
+def _expect_key(name: trees.Name, target: jax.ShapeDtypeStruct) -> leaves.Leaf:
+    # Only a traced key tells its implementation and the shape of its data.
+    found = []
+    jax.eval_shape(lambda key: found.append(leaves.describe(name, key)), target)
+    return found[0][0]
 
 
 def _show(leaf: leaves.Leaf) -> str:

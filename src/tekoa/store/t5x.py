@@ -160,9 +160,14 @@ def to_state(tree: trees.PyTree) -> Any:
     """Turns any tree into nested dicts with string keys and numpy leaves.
 
     Lists, tuples and NamedTuples become maps of '0', '1' ... or of their fields.
+    Numbers become arrays, since the original cannot load bare ones.
     """
-    if tree is None or isinstance(tree, bool | int | float | complex | str | np.generic):
+    if tree is None or isinstance(tree, str):
         return tree
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        return np.asarray(tree, np.int32 if abs(tree) < 2**31 else np.int64)
+    if isinstance(tree, bool | float | complex):
+        return np.asarray(tree)
     fields = getattr(tree, "_fields", None)
     if isinstance(tree, Mapping):
         return {str(key): to_state(child) for key, child in tree.items()}

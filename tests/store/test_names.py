@@ -1,0 +1,60 @@
+"""Names on disk: what counts as a step, what is ours to clean."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tekoa.store import names
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoint_", "checkpoint_-1", "checkpoint_07", "checkpoint_7 ", "xcheckpoint_7",
+     "checkpoint_7.tmp-1", "checkpoint_7.orbax-checkpoint-tmp-3", "checkpoint_²"],
+)  # fmt: skip
+def test_only_plain_decimal_steps_are_steps(name):
+    assert names.parse_step(name) is None
+
+
+def test_steps_are_listed_by_number(tmp_path):
+    for name in ("checkpoint_10", "checkpoint_9", "checkpoint_0", "other", ".trash-1"):
+        (tmp_path / name).mkdir()
+    names.tmp_dir(tmp_path, 3).mkdir()
+    assert names.list_steps(tmp_path) == [0, 9, 10]
+    assert names.list_steps(tmp_path / "missing") == []
+
+
+def test_unfinished_directories_are_told_apart(tmp_path):
+    made = {
+        "tmp": names.tmp_dir(tmp_path, 3),
+        "bad": names.bad_dir(tmp_path, 3),
+        "trash": names.trash_dir(tmp_path),
+    }
+    for path in made.values():
+        path.mkdir()
+    (tmp_path / "checkpoint_3.tmp-1700000000").mkdir()
+    assert {kind: names.unfinished(tmp_path, kind) for kind in made} == {
+        kind: [path] for kind, path in made.items()
+    }
+
+
+@pytest.mark.parametrize("path", ["/a", "..", "a/..", "./a", "a//b", "a\0", "", "x" * 300])
+def test_unsafe_paths_are_seen(path):
+    assert not names.is_safe_path(path)
+
+
+@given(st.lists(st.text(), min_size=1, max_size=4))
+def test_escaped_parts_can_be_joined_and_split(parts):
+    joined = ".".join(names.escape(part) for part in parts)
+    assert [names.unescape(part) for part in joined.split(".")] == parts
+    assert "/" not in joined
+
+
+def test_a_thousand_steps_are_listed_quickly(tmp_path):
+    for step in range(1000):
+        (tmp_path / f"checkpoint_{step}").mkdir()
+    started = time.perf_counter()
+    assert len(names.list_steps(tmp_path)) == 1000
+    assert time.perf_counter() - started < 0.05
