@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tekoa import combinator as combinator
     from tekoa import data as data
+    from tekoa import models as models
     from tekoa import optim as optim
     from tekoa import random as random
     from tekoa import store as store

@@ -1,0 +1,100 @@
+"""The command `tekoa`: reads the words, calls the mode, tells mistakes plainly.
+
+Exit codes: 0 done, 2 a mistake in the call, 75 stopped by a signal and resumable,
+70 numbers were not finite, 74 the directory cannot be used.
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+
+from tekoa.estimator import config as flags
+
+EXIT_USAGE = 2
+EXIT_NOT_FINITE = 70
+EXIT_STORE = 74
+
+_USAGE = """Usage: tekoa COMMAND [MODEL] [--flags]
+
+Commands:
+  train MODEL     train; go on where an earlier run stopped
+  models          list the bundled models
+
+MODEL is a bundled name, a module, or the path of a .py file.
+`tekoa train mnist` needs nothing else.
+
+Flags:
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; gives its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or {"--help", "-h", "help"} & set(arguments):
+        print(_USAGE + flags.help_text())
+        return 0 if arguments else EXIT_USAGE
+    try:
+        words, config = flags.parse(arguments)
+        return _command(words)(words[1:], config)
+    except flags.UsageError as error:
+        print(f"tekoa: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except Exception as error:
+        code = _known(error)
+        if code is None:
+            raise
+        print(f"tekoa: {error}", file=sys.stderr)
+        return code
+
+
+def _command(words: list[str]) -> Callable[[list[str], flags.RunConfig], int]:
+    name = words[0] if words else "train"
+    if name not in _COMMANDS:
+        close = difflib.get_close_matches(name, _COMMANDS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise flags.UsageError(
+            f"There is no command {name!r}.{hint} Commands are: {', '.join(_COMMANDS)}."
+        )
+    return _COMMANDS[name]
+
+
+def _train(words: list[str], config: flags.RunConfig) -> int:
+    config = _with_model(words, config)
+    from tekoa.estimator import modes
+
+    return modes.run_train(config)
+
+
+def _models(words: list[str], config: flags.RunConfig) -> int:
+    del words, config
+    from tekoa.estimator import module
+
+    for name in module.BUNDLED:
+        first, *_ = (module.load_module(name).__doc__ or "").splitlines()
+        print(f"{name:20} {first}")
+    return 0
+
+
+def _with_model(words: list[str], config: flags.RunConfig) -> flags.RunConfig:
+    if len(words) > 1:
+        raise flags.UsageError(f"One model at a time, got {' '.join(words)!r}.")
+    return config.with_defaults({"module_imp": words[0]}) if words else config
+
+
+def _known(error: Exception) -> int | None:
+    """The exit code of errors that are no fault of the program."""
+    from tekoa.core.guard import NonFiniteError
+    from tekoa.data import DataError
+    from tekoa.store.errors import StoreError
+
+    if isinstance(error, DataError):
+        return EXIT_USAGE
+    if isinstance(error, NonFiniteError):
+        return EXIT_NOT_FINITE
+    return EXIT_STORE if isinstance(error, StoreError) else None
+
+
+_COMMANDS: dict[str, Callable[[list[str], flags.RunConfig], int]] = {
+    "train": _train,
+    "models": _models,
+}

@@ -1,0 +1,167 @@
+"""The flags of the command: one table, read into one frozen record.
+
+Nothing here imports JAX: help and mistakes are answered at once.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_type_hints
+
+from absl import flags
+
+
+class UsageError(Exception):
+    """A mistake of the command's user; shown as one message, without a traceback."""
+
+
+def _flag(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What one run of the command was told.
+
+    Attributes:
+        overrides: Settings of the model given as `--module_config.NAME=VALUE`.
+        given: Names of the flags that were set on the command line.
+    """
+
+    module_imp: str | None = _flag(None, "the model: a bundled name, a module or a .py file")
+    module_config: str | None = _flag(None, "file with get_config; the model's own by default")
+    model_dir: str | None = _flag(None, "directory of the run")
+    checkpoint_path: str | None = _flag(None, "start from this checkpoint, of any format")
+    mode: str | None = _flag(None, "train, eval_once, eval_wait or predict; else by the flags")
+    dry_run: bool = _flag(False, "compile and run the data pipeline only")
+    max_train_steps: int | None = _flag(None, "where training ends")
+    train_epochs: int | None = _flag(None, "passes over the data; None: repeat for ever")
+    random_seed: int | None = _flag(None, "drawn once and stored with the run if not given")
+    train_pattern: str | None = _flag(None, "data to train on, comma-separated")
+    valid_pattern: str | None = _flag(None, "data to validate on while training")
+    eval_pattern: str | None = _flag(None, "data to evaluate on")
+    pred_pattern: str | None = _flag(None, "data to predict")
+    train_batch_size: int = _flag(64, "rows of a batch, over all devices")
+    valid_batch_size: int = _flag(64, "rows of a batch, over all devices")
+    eval_batch_size: int = _flag(256, "rows of a batch, over all devices")
+    pred_batch_size: int = _flag(256, "rows of a batch, over all devices")
+    num_valid_examples: int = _flag(-1, "how many to take; -1: all")
+    num_eval_examples: int = _flag(-1, "how many to take; -1: all")
+    num_pred_examples: int = _flag(-1, "how many to take; -1: all")
+    train_shuffle_buf: int | None = _flag(None, "shuffle; None keeps the order")
+    train_consecutive: int | None = _flag(None, "every n batches are consecutive")
+    train_load_step: bool = _flag(False, "take the step too when starting from a checkpoint")
+    check_every_steps: int = _flag(1000, "checkpoint, metrics and validation every n steps")
+    max_ckpt: int = _flag(10, "how many of those checkpoints to keep")
+    save_every_steps: int | None = _flag(None, "keep a copy under model_dir/save every n steps")
+    max_save: int = _flag(3, "how many best checkpoints to keep per metric")
+    profiler_port: int | None = _flag(None, "profiler server while training")
+    eval_label: str = _flag("eval", "sub-directory and TensorBoard label of this evaluator")
+    check_ckpt_every_secs: int = _flag(60, "how often eval_wait looks for checkpoints")
+    save_high: tuple[str, ...] = _flag((), "metrics whose highest checkpoints are kept")
+    save_low: tuple[str, ...] = _flag((), "metrics whose lowest checkpoints are kept")
+    ema: float | None = _flag(None, "decay of a moving average of the parameters")
+    accumulate: int = _flag(1, "parts in which a batch is run before the one update")
+    precision: str = _flag("float32", "float32, or bf16 to compute in bfloat16")
+    on_nan: str = _flag("stop", "stop, skip or ignore numbers that are not finite")
+    steps_per_dispatch: str = _flag("auto", "steps that go to the device at once, or auto")
+    progress: bool = _flag(True, "show a progress bar")
+    json: bool = _flag(False, "print metrics as one line of JSON")
+    logtostderr: bool = _flag(True, "accepted and not needed: logs go to standard error")
+    overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "RunConfig":
+        """Fills in what was not given on the command line."""
+        missing = {name: v for name, v in defaults.items() if name not in self.given}
+        return dataclasses.replace(self, **missing)
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[str], RunConfig]:
+    """Reads flags; gives the words that are no flags, and the record.
+
+    Raises:
+        UsageError: If a flag is not known or its value is of the wrong type.
+    """
+    overrides, rest = _overrides(arguments)
+    values = _flag_values()
+    try:
+        words = values(["tekoa", *rest])
+    except flags.Error as error:
+        raise UsageError(_explained(error)) from None
+    given = frozenset(name for name in FLAG_NAMES if values[name].present)
+    record = {name: _frozen(values[name].value) for name in FLAG_NAMES}
+    return words[1:], RunConfig(**record, overrides=overrides, given=given)
+
+
+def help_text() -> str:
+    """Lists all flags with their defaults."""
+    width = max(len(name) for name in FLAG_NAMES)
+    lines = [
+        f"  --{field.name:<{width}}  {field.metadata['help']}"
+        + ("" if field.default in (None, ()) else f" (default {field.default})")
+        for field in dataclasses.fields(RunConfig)
+        if field.metadata
+    ]
+    return "\n".join([*lines, "  --module_config.NAME=VALUE  a setting of the model itself"])
+
+
+FLAG_NAMES = tuple(field.name for field in dataclasses.fields(RunConfig) if field.metadata)
+
+_PREFIX = "module_config."
+
+
+def _overrides(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Takes `--module_config.a.b=v` and `--module_config.a.b v` out, wherever they stand."""
+    overrides, rest = {}, []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        bare = argument.lstrip("-")
+        if not argument.startswith("-") or not bare.startswith(_PREFIX):
+            rest.append(argument)
+            continue
+        name, equals, text = bare.removeprefix(_PREFIX).partition("=")
+        if not equals:
+            if not remaining:
+                raise UsageError(f"{argument} needs a value: {argument}=VALUE.")
+            text = remaining.pop(0)
+        overrides[name] = text
+    return overrides, rest
+
+
+def _flag_values() -> flags.FlagValues:
+    """Defines the flags on a private table: absl's global one is left alone."""
+    values = flags.FlagValues()
+    hints = get_type_hints(RunConfig)
+    define = {
+        bool: flags.DEFINE_boolean,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        str: flags.DEFINE_string,
+        tuple: flags.DEFINE_list,
+    }
+    for field in dataclasses.fields(RunConfig):
+        if field.metadata:
+            default: Any = field.default
+            kind = tuple if default == () else _kind(hints[field.name])
+            default = [] if kind is tuple else default
+            define[kind](field.name, default, field.metadata["help"], flag_values=values)
+    return values
+
+
+def _kind(hint: Any) -> type:
+    """The type in `X` and in `X | None`."""
+    return next((kind for kind in get_args(hint) if kind is not type(None)), hint)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _explained(error: flags.Error) -> str:
+    if not isinstance(error, flags.UnrecognizedFlagError):
+        return f"{error}"
+    close = difflib.get_close_matches(error.flagname, FLAG_NAMES, n=3)
+    hint = f" Did you mean {' or '.join('--' + name for name in close)}?" if close else ""
+    return f"Unknown flag --{error.flagname}.{hint} `tekoa --help` lists all flags."

@@ -1,0 +1,108 @@
+"""Image classification by a small CNN, trained with Amos.
+
+    tekoa train mnist
+
+trains on the embedded handwritten digits in about half a minute on 2 cores, to a test
+accuracy of about 0.96 (writers that it has not seen). Other image sets are a change of
+the pattern: `--train_pattern=idx://DIR/split=train --valid_pattern=idx://DIR/split=test`.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+from flax import linen as nn
+
+from tekoa.estimator.module import DataFacts, Experiment
+from tekoa.optim import amos as amos_lib
+from tekoa.optim import amos_helper
+
+DEFAULTS = {
+    "train_pattern": "digits://split=train",
+    "valid_pattern": "digits://split=test",
+    "model_dir": "runs/mnist",
+    "train_batch_size": 32,
+    "train_shuffle_buf": 4096,
+    "train_epochs": 40,
+    "check_every_steps": 100,
+    "valid_batch_size": 120,
+}
+
+ETA = {
+    ".*bias": 0.5,
+    # The first layer sees non-negative pixels, most of them dark.
+    "Conv_0/kernel": "sqrt(8 / prod(SHAPE[:-1]))",
+    "Conv_1/kernel": "sqrt(2 / prod(SHAPE[:-1]))",
+    "Dense_0/kernel": "sqrt(2 / SHAPE[0])",
+    "Dense_1/kernel": "sqrt(1 / SHAPE[0])",
+}
+SLOTS = {".*bias": (), "Conv.*kernel": "(1, 1, 1, SHAPE[-1])", "Dense.*kernel": "(1, SHAPE[-1])"}
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Settings of the model."""
+    return ml_collections.ConfigDict({"warmup": 2000, "amos_beta": 0.98})
+
+
+class CNN(nn.Module):
+    """Two convolutions, each with pooling, and two dense layers."""
+
+    n_classes: int
+    pixel_range: tuple[float, float] = (0.0, 255.0)
+
+    @nn.compact
+    def __call__(self, image_BxHxWxC: jax.Array) -> jax.Array:
+        """Gives logits (rows, classes)."""
+        low, high = self.pixel_range
+        x = (image_BxHxWxC.astype(jnp.float32) - low) / (high - low)
+        for n_features in (32, 64):
+            x = nn.relu(nn.Conv(n_features, (3, 3))(x))
+            x = nn.avg_pool(x, (2, 2), strides=(2, 2))
+        x = x.reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(256)(x))
+        return nn.Dense(self.n_classes)(x)
+
+
+def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment:
+    """The CNN for these images."""
+    if data.info.n_classes is None or "image" not in data.info.shapes:
+        raise ValueError(
+            f"{data.info.name} has no images with labels: its fields are {dict(data.info.shapes)}."
+        )
+    model = CNN(data.info.n_classes, data.info.value_range or (0.0, 255.0))
+    return Experiment(
+        model=model,
+        loss=loss,
+        optimizer=optimizer(config, data),
+        inputs=lambda batch: batch["image"],
+        metrics={"test_accuracy": accuracy},
+        predict=lambda logits: jnp.argmax(logits, -1),
+    )
+
+
+def optimizer(config: ml_collections.ConfigDict, data: DataFacts) -> optax.GradientTransformation:
+    """Amos at 1/sqrt(number of batches), warmed up."""
+    n_batches = max(1.0, (data.n_examples or 1) / data.batch_size)
+
+    def rate(step: jax.Array) -> jax.Array:
+        return jnp.minimum(1.0, step / config.warmup) / math.sqrt(n_batches)
+
+    return amos_lib.amos(
+        rate,
+        amos_helper.params_fn_from_assign_map(ETA, eval_str_value=True),
+        amos_helper.params_fn_from_assign_map(SLOTS, eval_str_value=True),
+        beta=config.amos_beta,
+        clip_value=math.sqrt(data.batch_size),
+    )
+
+
+def loss(logits: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """Mean cross entropy."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+def accuracy(logits: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """Whether each row's best class is its label."""
+    return jnp.argmax(logits, -1) == batch["label"]

@@ -1,0 +1,30 @@
+"""What the documents say is true: their code runs."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, page.name, "exec"), names)
+
+
+def test_readme_starts_with_the_two_commands():
+    first, second, *_ = re.findall(
+        r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert "tekoa train mnist" in first
+    assert "pytest" in second
+
+
+def test_documents_speak_of_no_machine():
+    for page in [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+        assert not re.search(r"/work/|/root/|/home/\w+|\.venvs", page.read_text()), page.name
