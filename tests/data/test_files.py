@@ -33,7 +33,7 @@ def test_damaged_gzip_is_refused(tmp_path):
 
 @pytest.mark.parametrize("read", [files.read_bytes, files.check_readable])
 def test_missing_and_empty_files_are_refused(tmp_path, read):
-    with pytest.raises(DataError, match="Cannot read .*nothing: No such file"):
+    with pytest.raises(DataError, match=r"Cannot read .*nothing: No such file"):
         read(tmp_path / "nothing")
     (tmp_path / "empty").touch()
     with pytest.raises(DataError, match="empty is empty"):

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_a_grain_stream_is_resumed_by_its_own_state():
     for _ in range(12):
         states.append(json.loads(json.dumps(batches.state())))
         rows.append(next(batches)["x"].tolist())
-    assert sorted(sum(rows, [])[:30]) == list(range(30))
+    assert sorted(list(itertools.chain(*rows))[:30]) == list(range(30))
     for at in (5, 9, 0):
         again = data.as_source(dataset).batches(4, shuffle=6)
         again.restore(states[at])

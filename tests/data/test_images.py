@@ -107,13 +107,13 @@ def test_wrong_idx_files_are_refused(tmp_path, content, message):
 
 def test_images_and_labels_must_agree(family):
     write_idx(family / "train-labels-idx1-ubyte", np.zeros(11, np.uint8))
-    with pytest.raises(data.DataError, match="holds 12 images, but .*holds 11 labels"):
+    with pytest.raises(data.DataError, match=r"holds 12 images, but .*holds 11 labels"):
         data.load(f"idx://{family}/split=train")
 
 
 def test_missing_and_doubtful_files_are_named(family):
     (family / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(data.DataError, match="needs one file of labels .*found none"):
+    with pytest.raises(data.DataError, match=r"needs one file of labels .*found none"):
         data.load(f"idx://{family}/split=test")
     write_idx(family / "emnist-train-labels-idx1-ubyte", np.zeros(12, np.uint8))
     with pytest.raises(data.DataError, match="found several"):

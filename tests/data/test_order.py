@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,8 +27,7 @@ ORIGINAL = {
     ),
     "two epochs": (
         {"batch_size": 3, "epochs": 2},
-        [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14], [15, 16, 17], [18, 19, 0]]
-        + [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12], [13, 14, 15]],
+        np.array([*range(20), *range(16)]).reshape(12, 3).tolist(),
     ),
     "consecutive": (
         {"batch_size": 2, "epochs": 1, "consecutive": 3},

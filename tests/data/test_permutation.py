@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 from tekoa.data import permutation
 
 
-@given(st.integers(1, 5000), st.integers(-(2**70), 2**70), st.integers(0, 5))
+@given(st.integers(1, 9000), st.integers(-(2**70), 2**70), st.integers(0, 5))
 def test_every_item_comes_once(n, seed, epoch):
     items = permutation.permute(np.arange(n), n, (seed, epoch))
     np.testing.assert_array_equal(np.sort(items), np.arange(n))
 
 
-@given(st.integers(1, 3000), st.data())
+@given(st.integers(1, 9000), st.data())
 def test_an_item_does_not_depend_on_what_else_is_asked(n, draw):
     asked = draw.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20))
     whole = permutation.permute(np.arange(n), n, (1, 2))
     np.testing.assert_array_equal(permutation.permute(np.array(asked), n, (1, 2)), whole[asked])
 
 
-@pytest.mark.parametrize("n", [24, 3000])
+@pytest.mark.parametrize("n", [24, 30000])
 def test_positions_may_have_any_shape(n):
     flat = permutation.permute(np.arange(24), n, (1,))
     shaped = permutation.permute(np.arange(24).reshape(4, 6), n, (1,))
@@ -37,7 +37,7 @@ def test_a_huge_order_is_not_stored(n):
     assert items.max() < n
 
 
-@pytest.mark.parametrize("n", [1000, 1025, 60000])
+@pytest.mark.parametrize("n", [1000, 4097, 60000])
 def test_orders_of_two_keys_have_nothing_in_common(n):
     a = permutation.permute(np.arange(n), n, (0, 0))
     b = permutation.permute(np.arange(n), n, (0, 1))

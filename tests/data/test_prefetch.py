@@ -73,7 +73,7 @@ def test_any_iterable_of_batches_can_be_put_ahead():
 
 def test_text_is_refused_by_name():
     texts = data.as_source([{"text": "some words"}, {"text": "more"}])
-    with pytest.raises(data.DataError, match="cannot be put on a device: .*some words"):
+    with pytest.raises(data.DataError, match=r"cannot be put on a device: .*some words"):
         next(data.device_prefetch(texts.batches(2)))
 
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import struct
 
@@ -70,7 +71,7 @@ def test_records_are_resumed_in_their_order(tmp_path, kind, shuffle):
     for _ in range(25):
         states.append(json.loads(json.dumps(running.state())))
         rows.append(next(running)["x"].tolist())
-    assert sorted(sum(rows[:10], [])) == list(range(40))
+    assert sorted(itertools.chain(*rows[:10])) == list(range(40))
     for at in (0, 3, 10, 17, 24):
         again = batches()
         again.restore(states[at])

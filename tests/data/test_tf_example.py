@@ -50,5 +50,5 @@ def test_an_empty_feature_is_an_empty_array():
 
 @pytest.mark.parametrize("record", [b"\xff\xff", b"\x0a\x7f short"])
 def test_other_bytes_are_refused(record):
-    with pytest.raises(ValueError, match="is no tf.train.Example"):
+    with pytest.raises(ValueError, match=r"is no tf\.train\.Example"):
         tf_example.parse_example(record)

@@ -45,7 +45,7 @@ def test_a_pattern_without_split_is_refused():
 
 
 def test_an_unprepared_dataset_is_explained(tmp_path):
-    with pytest.raises(data.DataError, match="'toy' is not prepared in .*download_and_prepare"):
+    with pytest.raises(data.DataError, match=r"'toy' is not prepared in .*download_and_prepare"):
         data.load(f"tfds://{tmp_path}:toy/split=train")
 
 

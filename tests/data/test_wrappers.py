@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -33,7 +35,7 @@ def test_a_part_is_a_slice(make, n, limit, start, step):
 def test_parts_in_a_row_are_one_sequence(sizes, random):
     starts = np.cumsum([0, *sizes])
     parts = [
-        ArrayReader({"x": np.arange(a, b)}, f"part {a}") for a, b in zip(starts[:-1], starts[1:])
+        ArrayReader({"x": np.arange(a, b)}, f"part {a}") for a, b in itertools.pairwise(starts)
     ]
     joined = wrappers.Concatenated(parts)
     rows = list(range(sum(sizes)))

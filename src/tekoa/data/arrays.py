@@ -9,7 +9,7 @@ from tekoa.data.reader import Batch, DataError, Draw, Info, RandomAccess, descri
 
 # One gather of about this size serves several small batches: it stays in the cache and
 # pays for numpy's call overhead once.
-_BLOCK_BYTES = 2**20
+_BLOCK_BYTES = 2**19
 _MAX_BLOCK_ROWS = 4096
 
 

@@ -38,16 +38,9 @@ class BatchMaker:
         if rows.n_batches == 0:
             return []
         gathered = self.reader.gather(rows.draw)
-        # Fields of (batches, rows, ...), so that one index gives a batch without a copy.
-        blocks = stacking.map_arrays(
-            lambda a: a.reshape(rows.n_batches, -1, *a.shape[1:]), gathered
-        )
         if self.plan.remainder == "pad":
-            blocks = self._with_mask(blocks, rows.is_real, rows.n_batches)
-        if type(blocks) is dict and all(type(v) is np.ndarray for v in blocks.values()):
-            batches = [dict(zip(blocks, fields)) for fields in zip(*blocks.values())]
-        else:
-            batches = [stacking.row(blocks, at) for at in range(rows.n_batches)]
+            gathered = self._with_mask(gathered, rows)
+        batches = stacking.split(gathered, rows.n_batches)
         if self.plan.remainder == "keep" and rows.is_real is not None:
             n_last = int(rows.is_real[-1].sum())
             batches[-1] = stacking.map_arrays(lambda a: a[:n_last], batches[-1])
@@ -60,17 +53,16 @@ class BatchMaker:
             self._ordered = ordered
         return ordered.part(first, n_batches) if ordered.n_batches else ordered
 
-    def _with_mask(self, blocks: Any, is_real: np.ndarray | None, n_batches: int) -> Any:
-        if not isinstance(blocks, dict) or "mask" in blocks:
+    def _with_mask(self, gathered: Any, rows: BatchRows) -> Any:
+        if not isinstance(gathered, dict) or "mask" in gathered:
             raise DataError(
                 "remainder='pad' adds a field 'mask' to examples that are dicts without one; "
-                f"{self.reader.name} gives {list(blocks)}. Change them with source.map, or use "
+                f"{self.reader.name} gives {list(gathered)}. Change them with source.map, or use "
                 "remainder='keep'."
             )
-        if is_real is None:
-            n_local = self.plan.batch_size // self.plan.shard[1]
-            is_real = np.ones((n_batches, n_local), bool)
-        return {**blocks, "mask": is_real}
+        is_all = rows.is_real is None
+        mask = np.ones(len(rows.draw.rows), bool) if is_all else rows.is_real.ravel()
+        return {**gathered, "mask": mask}
 
 
 class Batches(Iterator[Any]):

@@ -11,7 +11,7 @@ the global batch, whatever their number.
 
 import dataclasses
 import sys
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -57,8 +57,7 @@ class Plan:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchRows:
+class BatchRows(NamedTuple):
     """Rows of a few batches in a row, as one shard sees them.
 
     Attributes:
@@ -80,12 +79,10 @@ class BatchRows:
         n_batches = min(n_batches, self.n_batches - start)
         flat = slice(start * n_local, (start + n_batches) * n_local)
         return BatchRows(
-            draw=dataclasses.replace(
-                self.draw, rows=self.draw.rows[flat], epochs=self.draw.epochs[flat]
-            ),
-            first=first,
-            n_batches=n_batches,
-            is_real=None if self.is_real is None else self.is_real[start : start + n_batches],
+            self.draw._replace(rows=self.draw.rows[flat], epochs=self.draw.epochs[flat]),
+            first,
+            n_batches,
+            None if self.is_real is None else self.is_real[start : start + n_batches],
         )
 
 
@@ -143,9 +140,9 @@ class Order:
             at = np.minimum(at, total - 1)
         epochs = at // n if is_read else np.zeros_like(at)
         items = self._shuffled(at - epochs * n, epochs)
-        rows = items * self._group + batches % self._group
-        if self._group > 1 and self._plan.remainder == "pad":
-            rows, is_real = self._clipped(rows, is_real)
+        rows = items
+        if self._group > 1:
+            rows, is_real = self._within_group(items, batches % self._group, is_real)
         draw = Draw(
             rows=rows.ravel(),
             epochs=epochs.ravel(),
@@ -172,23 +169,25 @@ class Order:
         n_windows = int(at.max()) // size + 1
         windows = epochs if n_windows == 1 else epochs * n_windows + at // size
         if windows.min() == (last := int(windows.max())):
-            return self._permuted(at, *divmod(last, n_windows), size)
+            return self._permuted(at, divmod(last, n_windows), size)
         items = np.empty_like(at)
         for window in np.unique(windows).tolist():
             here = windows == window
-            items[here] = self._permuted(at[here], *divmod(window, n_windows), size)
+            items[here] = self._permuted(at[here], divmod(window, n_windows), size)
         return items
 
-    def _permuted(self, at: np.ndarray, epoch: int, window: int, size: int) -> np.ndarray:
-        """Shuffles within one window; the last one of an epoch may be shorter than `size`."""
+    def _permuted(self, at: np.ndarray, which: tuple[int, int], size: int) -> np.ndarray:
+        """Shuffles within one window of one epoch; the last may be shorter than `size`."""
+        epoch, window = which
         start = window * size
         n = self._reach_groups(start + size) - start
         return permutation.permute(at - start, n, (self._plan.seed, epoch, window)) + start
 
-    def _clipped(
-        self, rows: np.ndarray, is_real: np.ndarray | None
+    def _within_group(
+        self, items: np.ndarray, at: np.ndarray, is_real: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Marks rows past the end of the last, shorter group of an epoch."""
+        """Takes the element `at` of each group; the last group of an epoch may not have it."""
+        rows = items * self._group + at
         n = self._reader.reach(int(rows.max(initial=0)) + 1)
         inside = rows < n
         if inside.all():

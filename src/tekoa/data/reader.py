@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,8 +46,7 @@ class Info:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Draw:
+class Draw(NamedTuple):
     """Examples asked of a reader in one call.
 
     Attributes:

@@ -83,3 +83,17 @@ def row(batch: Any, at: int) -> Any:
     {'x': array([3, 4])}
     """
     return map_arrays(lambda array: array[at, ...] if array.dtype != object else array[at], batch)
+
+
+def split(rows: Any, n_batches: int) -> list[Any]:
+    """Cuts stacked examples into batches of one size, without a copy.
+
+    >>> split({'x': np.arange(6)}, 2)
+    [{'x': array([0, 1, 2])}, {'x': array([3, 4, 5])}]
+    """
+    if type(rows) is dict and not any(isinstance(v, (dict, tuple, list)) for v in rows.values()):
+        # Flat dicts are the common case, and this is the innermost loop of a small model.
+        fields = [array.reshape(n_batches, -1, *array.shape[1:]) for array in rows.values()]
+        return [dict(zip(rows, batch)) for batch in zip(*fields)]
+    blocks = map_arrays(lambda array: array.reshape(n_batches, -1, *array.shape[1:]), rows)
+    return [map_arrays(lambda array, at=at: array[at], blocks) for at in range(n_batches)]

@@ -45,7 +45,7 @@ class Strided:
         """Gives the base's rows that these rows stand for."""
         rows = draw.rows * self._step + self._start
         floor = self._base_floor(draw.floor)
-        return self._base.gather(dataclasses.replace(draw, rows=rows, floor=floor))
+        return self._base.gather(draw._replace(rows=rows, floor=floor))
 
     def first(self) -> Any:
         """Gives the first example as a batch of one."""
