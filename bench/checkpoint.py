@@ -36,6 +36,8 @@ STATES = {"tiny": (20, 100), "100 MB": (20, 2_500_000)}
 
 
 class Tekoa:
+    """Tekoa's store: manifest, checksums, syncs; every byte verified at restore."""
+
     def __init__(self, directory):
         self.store = store.Store(directory, keep=[store.KeepLast(2)])
 
@@ -53,6 +55,8 @@ class Tekoa:
 
 
 class Orbax:
+    """Orbax's manager as its documentation sets it up."""
+
     def __init__(self, directory):
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=True)
         self.manager = ocp.CheckpointManager(directory, options=options)
@@ -72,6 +76,8 @@ class Orbax:
 
 
 class Plain:
+    """One file with the same bytes, synced: what the disk can do."""
+
     def __init__(self, directory):
         self.path = pathlib.Path(directory) / "data"
         self.path.parent.mkdir()
@@ -102,9 +108,9 @@ class Plain:
 CONTESTANTS = {"tekoa": Tekoa, "orbax": Orbax, "plain": Plain}
 
 
-def clock(work):
+def clock(work, *args):
     started = time.perf_counter()
-    result = work()
+    result = jax.block_until_ready(work(*args))
     return (time.perf_counter() - started) * 1e3, result
 
 
@@ -119,9 +125,9 @@ def measure_state(root, shape, repeats):
         tree = jax.block_until_ready(jax.tree.map(lambda x: x + 1, tree))
         order = list(runs.items())
         for name, run in order[step % 3 :] + order[: step % 3]:
-            pause, _ = clock(lambda run=run, step=step: run.save(step, tree))
+            pause, _ = clock(run.save, step, tree)
             rest, _ = clock(run.wait)
-            restore, back = clock(lambda run=run: jax.block_until_ready(run.restore(tree)))
+            restore, back = clock(run.restore, tree)
             if step >= 2:  # The first two pay for imports and caches.
                 times["pause", name].append(pause)
                 times["commit", name].append(pause + rest)
@@ -137,7 +143,7 @@ def measure_listing(root, repeats):
     for step in range(1000):
         (root / f"checkpoint_{step}").mkdir(parents=True)
         (root / f"checkpoint_{step}" / names.MANIFEST).write_text("")
-    return statistics.median(clock(lambda: names.list_steps(root))[0] for _ in range(repeats))
+    return statistics.median(clock(names.list_steps, root)[0] for _ in range(repeats))
 
 
 def main():

@@ -147,3 +147,34 @@ def test_on_commit_is_called_after_the_step_is_there(tmp_path):
             on_commit=lambda step: seen.append((step, (tmp_path / f"checkpoint_{step}").is_dir())),
         )
     assert seen == [(4, True)]
+
+
+def test_negative_steps_are_refused_at_once(tmp_path):
+    with store.Store(tmp_path) as writer, pytest.raises(ValueError, match="negative"):
+        writer.save(-1, {})
+
+
+def test_numpy_steps_and_odd_paths_work(tmp_path):
+    odd = tmp_path / "a b%20#ü?"
+    with store.Store(odd) as writer:
+        writer.save(np.int64(7), {"x": jnp.ones(2)})
+    assert store.load(odd)["step"] == 7
+
+
+def test_arrays_that_were_deleted_are_a_reported_failure(tmp_path):
+    with store.Store(tmp_path, fatal_after=1) as writer:
+        value = jnp.ones(2)
+        value.delete()
+        writer.save(1, {"x": value})
+        with pytest.raises(errors.SaveFailedError, match="deleted"):
+            writer.wait()
+    assert os.listdir(tmp_path) == []
+
+
+def test_relative_directory_does_not_follow_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with store.Store("run") as writer:
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
+        writer.save(1, {"x": jnp.ones(2)})
+    assert store.load(tmp_path / "run")["step"] == 1

@@ -27,9 +27,14 @@ _ODD = re.compile(
 def step_dir(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
     """Gives the directory of a committed step.
 
+    Raises:
+        ValueError: If the step is negative.
+
     >>> step_dir('run', 7).name
     'checkpoint_7'
     """
+    if step < 0:
+        raise ValueError(f"A step counts completed steps and cannot be negative, got {step}.")
     return pathlib.Path(directory) / f"checkpoint_{step}"
 
 

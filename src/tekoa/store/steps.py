@@ -1,15 +1,17 @@
-"""One committed step, opened for reading, whatever its format."""
+"""One step, read or written, whatever its format."""
 
 import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 
 from tekoa.core import trees
 from tekoa.store import arrays, errors, files, leaves, manifest, names, t5x, t5x_step
+
+Layout = Literal["tekoa", "t5x"]
 
 
 class OpenStep(Protocol):
@@ -90,3 +92,27 @@ def find(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
 def is_step(path: pathlib.Path) -> bool:
     """Tells whether `path` is one step rather than a directory of steps."""
     return (path / names.MANIFEST).exists() or t5x.is_t5x(path)
+
+
+def write_step(
+    directory: pathlib.Path,
+    index: leaves.Index,
+    values: Mapping[trees.Name, Any],
+    *,
+    layout: Layout,
+    axes: Mapping[str, Any],
+) -> None:
+    """Writes the files of a step into the directory of a commit.
+
+    Args:
+        directory: The temporary directory.
+        index: What the step holds.
+        values: Arrays by name.
+        layout: The format.
+        axes: For 't5x': by item, a tree of axes as `t5x.write` takes it.
+    """
+    if layout == "t5x":
+        t5x_step.write(directory, index, values, axes)
+    else:
+        arrays.write(directory, values)
+        leaves.write_index(directory, index)

@@ -6,15 +6,15 @@ restores the newest good one. It knows trees by name and nothing of loops.
 
 import json
 import logging
+import operator
 import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from tekoa.core.trees import PyTree
 from tekoa.store import (
-    arrays,
     background,
     commit,
     errors,
@@ -23,7 +23,7 @@ from tekoa.store import (
     names,
     restoring,
     retention,
-    t5x_step,
+    steps,
 )
 from tekoa.store import lease as lease_lib
 
@@ -51,7 +51,7 @@ class Store:
         directory: str | os.PathLike[str],
         *,
         keep: Iterable[retention.Rule] = (retention.KeepLast(1),),
-        layout: Literal["tekoa", "t5x"] = "tekoa",
+        layout: steps.Layout = "tekoa",
         axes: Mapping[str, Any] | None = None,
         fatal_after: int = 3,
         grace_seconds: float = 60.0,
@@ -59,7 +59,7 @@ class Store:
         if layout not in ("tekoa", "t5x"):
             raise ValueError(f"layout must be 'tekoa' or 't5x', got {layout!r}.")
         self._rules = tuple(keep)
-        self._layout = layout
+        self._layout: steps.Layout = layout
         self._axes = dict(axes or {})
         self._lease, is_first = lease_lib.acquire(directory)
         self.directory = self._lease.directory
@@ -94,7 +94,10 @@ class Store:
         Raises:
             errors.SaveFailedError: As `poll`, for an earlier save.
             TypeError: If `meta` is not JSON.
+            ValueError: If the step is negative.
         """
+        step = operator.index(step)
+        names.step_dir(self.directory, step)
         snapshot = leaves.snapshot(items)
         body = json.loads(json.dumps(dict(meta or {}), default=_plain_number))
         scores = {name: float(value) for name, value in (metrics or {}).items()}
@@ -133,11 +136,7 @@ class Store:
 
         def write(directory: pathlib.Path) -> None:
             values = {leaf.name: value for leaf, value in kept}
-            if self._layout == "t5x":
-                t5x_step.write(directory, index, values, self._axes)
-            else:
-                arrays.write(directory, values)
-                leaves.write_index(directory, index)
+            steps.write_step(directory, index, values, layout=self._layout, axes=self._axes)
 
         facts = {"meta_hash": commit.meta_hash(meta)}
         commit.commit(self._lease, step, write, layout=self._layout, facts=facts)

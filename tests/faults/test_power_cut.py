@@ -1,0 +1,33 @@
+"""Power cut, as far as it can be shown here: the order of syncs around the rename."""
+
+import re
+import shutil
+
+import pytest
+
+from tekoa.store import files
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace, to see the order of calls")
+def test_every_file_and_directory_is_synced_before_the_rename(launch, figure, tmp_path):
+    log, run = tmp_path / "log", tmp_path / "run"
+    prefix = ["strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync,rename,write", "-o", log]
+    code, _, errors = launch("trainer.py", run, "--steps", 1, prefix=prefix).end(60)
+    assert code == 0, errors
+    lines = log.read_text().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if re.search(r"rename\(.*/checkpoint_1\.tmp-", line)]
+    before, after = lines[:at], lines[at + 1 :]
+    synced = {name for line in before if (name := path_in(line, "f(data)?sync"))}
+    step = run / "checkpoint_1"
+    expected = {path for path, _ in files.walk(step)} | {""}
+    assert expected <= synced
+    # Nothing of the step is written after its rename.
+    assert not [line for line in after if "write(" in line and "checkpoint_1" in line]
+    assert any(re.search(rf"fsync\(\d+<{re.escape(str(run))}>", line) for line in after)
+    figure(files_and_directories_synced=len(expected), written_after_rename=0)
+
+
+def path_in(line, call):
+    """Gives the path inside the step that a call of strace's log names, else None."""
+    found = re.search(rf"{call}\(\d+<.*/checkpoint_1\.tmp-[0-9a-f]{{32}}/?([^>]*)>", line)
+    return found and found[found.lastindex]
