@@ -84,6 +84,13 @@ OPTIMIZERS = {
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
+
+def test_no_classic_optimizer_is_left_out():
+    makers = {n for n in classic.__all__ if hasattr(getattr(classic, n), "__wrapped__")}
+    assert len(makers) == 9
+    assert makers <= set(OPTIMIZERS)
+
+
 N_STEPS = 4
 RATE = 0.05
 
@@ -384,6 +391,16 @@ def test_bfloat16_parameters_have_float32_slots(name):
     full, _ = jitted_step(name)(PARAMS, transformation(name).init(PARAMS), GRADS[0])
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(full), strict=True):
         np.testing.assert_allclose(a.astype(jnp.float32), b, rtol=0.02, atol=0.02)
+
+
+@every_optimizer
+def test_strict_type_promotion_is_satisfied(name):
+    tx = transformation(name)
+    with jax.numpy_dtype_promotion("strict"):
+        for dtype in (jnp.float32, jnp.bfloat16):
+            params = {"bias": jnp.ones(3, dtype), "kernel": jnp.ones((8, 3), dtype)}
+            new, _ = step(tx, params, tx.init(params), params)
+            assert {x.dtype for x in jax.tree.leaves(new)} == {jnp.dtype(dtype)}
 
 
 @every_optimizer

@@ -198,3 +198,29 @@ def test_global_norm_adds_up_in_float32():
     assert float(trees.global_norm({"a": jnp.ones(10_000, jnp.bfloat16)})) == 100.0
     assert float(trees.global_norm({"z": jnp.array([3 + 4j])})) == 5.0
     assert float(trees.global_norm({"a": None})) == 0.0
+
+
+def test_sums_of_squares_are_one_for_each_leaf_in_float32():
+    sums = trees.sums_of_squares({"a": jnp.full(3, 2.0, jnp.bfloat16), "b": None, "c": 3.0})
+    assert [float(x) for x in sums] == [12.0, 9.0]
+    assert all(x.dtype == jnp.float32 for x in sums)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [
+        ("bfloat16", "float32"),
+        ("float16", "float32"),
+        ("float32", "float32"),
+        ("int8", "int8"),
+        ("complex64", "complex64"),
+        ("bool", "bool"),
+    ],
+)
+def test_small_floats_are_widened_and_others_kept(dtype, wide):
+    x = jnp.ones(2, dtype)
+    assert trees.wide_dtype(x) == trees.widen(x).dtype == wide
+
+
+def test_widened_numbers_are_strongly_typed():
+    assert not trees.widen(2.0).weak_type

@@ -175,7 +175,27 @@ def sums_of_squares(tree: PyTree) -> list[jax.Array]:
 
 def _at_least_float32(x: Any) -> jax.Array:
     x = jnp.abs(x) if jnp.iscomplexobj(x) else jnp.asarray(x)
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+
+
+def wide_dtype(x: Any) -> np.dtype:
+    """Gives the type to add up in: float32 for smaller floats, else the leaf's own.
+
+    >>> wide_dtype(jnp.ones(2, jnp.bfloat16)), wide_dtype(np.int32(1))
+    (dtype('float32'), dtype('int32'))
+    """
+    dtype = jnp.result_type(x)
+    is_small = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return np.dtype(np.float32) if is_small else dtype
+
+
+def widen(x: Any) -> jax.Array:
+    """Converts a leaf to `wide_dtype`, strongly typed.
+
+    >>> widen(jnp.ones(2, jnp.bfloat16))
+    Array([1., 1.], dtype=float32)
+    """
+    return jnp.asarray(x, wide_dtype(x))
 
 
 def _key_name(key: Any) -> str:

@@ -129,7 +129,7 @@ def scale_by_amos(
         xi = learning_rate(count) if callable(learning_rate) else learning_rate
         xi = jnp.asarray(xi, jnp.float32)
         # 1 - beta**count, without the cancellation of the plain form.
-        unbias = -jnp.expm1(count * jnp.log(jnp.asarray(beta, jnp.float32)))
+        unbias = -jnp.expm1(count.astype(jnp.float32) * jnp.log(jnp.asarray(beta, jnp.float32)))
 
         def one(name: trees.Name, param: Any, g: Any, v: jax.Array, b: jax.Array):
             if g is None:
@@ -230,7 +230,7 @@ def _compute_dtype(param: Any) -> jnp.dtype:
             f"Amos updates real floating parameters, got one of dtype {dtype}. "
             "Leave it out with optax.masked or tekoa.optim.groups."
         )
-    return jnp.promote_types(dtype, jnp.float32)
+    return trees.wide_dtype(param)
 
 
 def _eta(eta_fn: rules.ParamsFn, name: trees.Name, shape: tuple[int, ...]) -> Any:

@@ -59,7 +59,7 @@ def sgd(step_size: ScalarOrSchedule) -> Any:
     0.0
     """
     rate = make_schedule(step_size)
-    return lambda x: x, lambda i, g, x: _less(x, rate(i) * g), lambda x: x
+    return lambda x: x, lambda i, g, x: _less(x, rate(i) * trees.widen(g)), lambda x: x
 
 
 @optimizer
@@ -77,7 +77,7 @@ def momentum(step_size: ScalarOrSchedule, mass: float) -> Any:
         velocity = mass * velocity + g
         return _less(x, rate(i) * velocity), velocity
 
-    return _with_slots(1), update, _first
+    return _triple(_with_slots(1), update)
 
 
 @optimizer
@@ -95,7 +95,7 @@ def nesterov(step_size: ScalarOrSchedule, mass: float) -> Any:
         velocity = mass * velocity + g
         return _less(x, rate(i) * (mass * velocity + g)), velocity
 
-    return _with_slots(1), update, _first
+    return _triple(_with_slots(1), update)
 
 
 @optimizer
@@ -110,11 +110,11 @@ def adagrad(step_size: ScalarOrSchedule, momentum: float = 0.9) -> Any:
 
     def update(i: Any, g: jax.Array, state: Any) -> Any:
         x, total, m = state
-        total = total + jnp.square(_wide(g))
+        total = total + jnp.square(g)
         m = (1.0 - momentum) * (g * _inverse_root(total)) + momentum * m
         return _less(x, rate(i) * m), total, m
 
-    return _with_slots(2), update, _first
+    return _triple(_with_slots(2), update)
 
 
 @optimizer
@@ -129,10 +129,10 @@ def rmsprop(step_size: ScalarOrSchedule, gamma: float = 0.9, eps: float = 1e-8) 
 
     def update(i: Any, g: jax.Array, state: Any) -> Any:
         x, mean_square = state
-        mean_square = mean_square * gamma + jnp.square(_wide(g)) * (1.0 - gamma)
+        mean_square = mean_square * gamma + jnp.square(g) * (1.0 - gamma)
         return _less(x, rate(i) * g / jnp.sqrt(mean_square + eps)), mean_square
 
-    return _with_slots(1), update, _first
+    return _triple(_with_slots(1), update)
 
 
 @optimizer
@@ -149,11 +149,11 @@ def rmsprop_momentum(
 
     def update(i: Any, g: jax.Array, state: Any) -> Any:
         x, mean_square, m = state
-        mean_square = mean_square * gamma + jnp.square(_wide(g)) * (1.0 - gamma)
+        mean_square = mean_square * gamma + jnp.square(g) * (1.0 - gamma)
         m = momentum * m + rate(i) * g / jnp.sqrt(mean_square + eps)
         return _less(x, m), mean_square, m
 
-    return _with_slots(2), update, _first
+    return _triple(_with_slots(2), update)
 
 
 @optimizer
@@ -168,13 +168,13 @@ def adam(step_size: ScalarOrSchedule, b1: float = 0.9, b2: float = 0.999, eps: f
 
     def update(i: Any, g: jax.Array, state: Any) -> Any:
         x, m, v = state
-        m = (1 - b1) * _wide(g) + b1 * m
-        v = (1 - b2) * jnp.square(_wide(g)) + b2 * v
+        m = (1 - b1) * g + b1 * m
+        v = (1 - b2) * jnp.square(g) + b2 * v
         unbiased_m = m / (1 - jnp.asarray(b1, m.dtype) ** (i + 1))
         unbiased_v = v / (1 - jnp.asarray(b2, m.dtype) ** (i + 1))
         return _less(x, rate(i) * unbiased_m / (jnp.sqrt(unbiased_v) + eps)), m, v
 
-    return _with_slots(2), update, _first
+    return _triple(_with_slots(2), update)
 
 
 @optimizer
@@ -191,12 +191,12 @@ def adamax(
 
     def update(i: Any, g: jax.Array, state: Any) -> Any:
         x, m, u = state
-        m = (1 - b1) * _wide(g) + b1 * m
-        u = jnp.maximum(b2 * u, jnp.abs(_wide(g)))
+        m = (1 - b1) * g + b1 * m
+        u = jnp.maximum(b2 * u, jnp.abs(g))
         unbias = 1 - jnp.asarray(b1, m.dtype) ** (i + 1)
         return _less(x, (rate(i) / unbias) * m / (u + eps)), m, u
 
-    return _with_slots(2), update, _first
+    return _triple(_with_slots(2), update)
 
 
 @optimizer
@@ -211,52 +211,44 @@ def sm3(step_size: ScalarOrSchedule, momentum: float = 0.9) -> Any:
     rate = make_schedule(step_size)
 
     def init(x: jax.Array) -> Any:
-        return x, _zeros(x), [jnp.zeros(n, _slot_dtype(x)) for n in jnp.atleast_1d(x).shape]
+        return x, _zeros(x), [jnp.zeros(n, trees.wide_dtype(x)) for n in jnp.atleast_1d(x).shape]
 
     def update(i: Any, g: jax.Array, state: Any) -> Any:
         x, m, axis_maxima = state
         g = jnp.atleast_1d(g)
         bounds = [_along(v, j, g.ndim) for j, v in enumerate(axis_maxima)]
-        total = functools.reduce(jnp.minimum, bounds) + jnp.square(_wide(g))
+        total = functools.reduce(jnp.minimum, bounds) + jnp.square(g)
         # A number has one axis in here and none outside.
         old_m = jnp.atleast_1d(m)
         new_m = (1.0 - momentum) * (g * _inverse_root(total)) + momentum * old_m
         x = _less(jnp.atleast_1d(x), rate(i) * new_m).reshape(jnp.shape(x))
         return x, new_m.reshape(m.shape), [_axis_maximum(total, j) for j in range(g.ndim)]
 
-    return init, update, _first
+    return _triple(init, update)
 
 
-def _slot_dtype(x: jax.Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32) if _is_float(x) else x.dtype
-
-
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+def _triple(init: Any, update: Any) -> Any:
+    """Completes a triple whose state begins with the parameter."""
+    return init, lambda i, g, state: update(i, trees.widen(g), state), lambda state: state[0]
 
 
 def _zeros(x: jax.Array) -> jax.Array:
-    return jnp.zeros(x.shape, _slot_dtype(x))
+    return jnp.zeros(x.shape, trees.wide_dtype(x))
 
 
 def _with_slots(n: int) -> Any:
     return lambda x: (x, *(_zeros(x) for _ in range(n)))
 
 
-def _first(state: Any) -> jax.Array:
-    return state[0]
-
-
-def _wide(g: Any) -> jax.Array:
-    """Keeps small floats from losing what is added up in them."""
-    g = jnp.asarray(g)
-    return g.astype(_slot_dtype(g))
-
-
 def _less(x: jax.Array, step: Any) -> jax.Array:
-    """Computes x - step in the type of x."""
-    moved = x - step
-    return moved.astype(x.dtype) if _is_float(x) else moved
+    """Computes x - step and rounds it to the type of x."""
+    return _rounded(trees.widen(x) - step, x)
+
+
+def _rounded(new: jax.Array, old: Any) -> jax.Array:
+    """Gives `new` the type of `old`, if that is a float."""
+    dtype = jnp.result_type(old)
+    return new.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else new
 
 
 def _inverse_root(x: jax.Array) -> jax.Array:
@@ -278,7 +270,7 @@ def l2_norm(tree: trees.PyTree) -> jax.Array:
     >>> float(l2_norm({'a': jnp.float32([3.0]), 'b': jnp.float32(4.0)}))
     5.0
     """
-    return jnp.sqrt(sum(jnp.vdot(x, x).real for x in map(_wide, jax.tree.leaves(tree))))
+    return jnp.sqrt(sum(jnp.vdot(x, x).real for x in map(trees.widen, jax.tree.leaves(tree))))
 
 
 def clip_grads(grad_tree: trees.PyTree, max_norm: float) -> trees.PyTree:
@@ -290,7 +282,7 @@ def clip_grads(grad_tree: trees.PyTree, max_norm: float) -> trees.PyTree:
     norm = l2_norm(grad_tree)
 
     def clip(g: jax.Array) -> jax.Array:
-        clipped = jnp.where(norm < max_norm, g, g * (max_norm / norm))
-        return clipped.astype(jnp.result_type(g)) if _is_float(g) else clipped
+        wide = trees.widen(g)
+        return _rounded(jnp.where(norm < max_norm, wide, wide * (max_norm / norm)), g)
 
     return jax.tree.map(clip, grad_tree)

@@ -50,7 +50,7 @@ def from_triple(triple: packed.Optimizer) -> optax.GradientTransformation:
     triple = packed.Optimizer(*triple)
 
     def init(params: trees.PyTree) -> FromTripleState:
-        params = jax.tree.map(_wide, params)
+        params = jax.tree.map(trees.widen, params)
         opt_state = triple.init_fn(params)
         return FromTripleState(jnp.zeros((), jnp.int32), _slots(triple, opt_state))
 
@@ -59,23 +59,18 @@ def from_triple(triple: packed.Optimizer) -> optax.GradientTransformation:
     ) -> tuple[trees.PyTree, FromTripleState]:
         if params is None:
             raise ValueError("A triple needs the parameters: call update(grads, state, params).")
-        old = jax.tree.map(_wide, params)
-        template = jax.eval_shape(triple.init_fn, old)
+        old = jax.tree.map(trees.widen, params)
+        # A new function each time: JAX takes dataclasses with the same fields for equal, and
+        # would at times give the cached structure of another one.
+        template = jax.eval_shape(lambda params: triple.init_fn(params), old)  # noqa: PLW0108
         opt_state = _opt_state(triple, template, state.slots, old)
-        opt_state = triple.update_fn(state.count, jax.tree.map(_wide, updates), opt_state)
+        opt_state = triple.update_fn(state.count, jax.tree.map(trees.widen, updates), opt_state)
         new = triple.params_fn(opt_state)
         steps = jax.tree.map(lambda g, a, b: (a - b).astype(jnp.result_type(g)), updates, new, old)
         count = optax.safe_increment(state.count)
         return steps, FromTripleState(count, _slots(triple, opt_state))
 
     return optax.GradientTransformation(init, update)
-
-
-def _wide(x: Any) -> jax.Array:
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _slots(triple: packed.Optimizer, opt_state: Any) -> Any:
@@ -172,8 +167,8 @@ def to_triple(tx: optax.GradientTransformation) -> packed.Optimizer:
     tx = optax.with_extra_args_support(tx)
 
     def init_fn(params: trees.PyTree) -> ToTripleState:
-        state = ToTripleState(jax.tree.map(jnp.asarray, params), tx.init(params))
-        return jax.tree.map(_strongly_typed, state)
+        params = jax.tree.map(jnp.asarray, params)
+        return jax.tree.map(_strongly_typed, ToTripleState(params, tx.init(params)))
 
     def update_fn(
         step: Any, grads: trees.PyTree, opt_state: ToTripleState, **extra_args: Any
