@@ -197,7 +197,6 @@ CHANGES = {
     "order": ({"shuffle": None}, "order was 'permuted', is 'in order'"),
     "remainder": ({"remainder": "pad"}, "remainder was 'drop', is 'pad'"),
     "consecutive": ({"consecutive": 2}, "consecutive was None, is 2"),
-    "epochs": ({"epochs": 5}, "epochs was None, is 5"),
     "length": ({"take": 30}, "up to 30"),
 }
 
@@ -215,6 +214,20 @@ def test_a_changed_pipeline_is_refused_unless_asked_to_go_on(make_source, change
     after.restore(before.state(), allow_changes=True)
     # 12 examples were used: the first whole batch after them.
     assert after.state()["batch"] == -(-12 // {**options, **changed}["batch_size"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_epochs_may_be_asked_for_after_a_restart(make_source, kind):
+    before = make_source(kind, 10).batches(4, epochs=1)
+    list(before)
+    after = make_source(kind, 10).batches(4, epochs=3)
+    after.restore(before.state())
+    assert rows_of(after)[0] == [8, 9, 0, 1]
+
+
+def test_numpy_numbers_are_fine(make_source):
+    batches = make_source("arrays", 10).batches(np.int64(4), seed=np.uint32(7))
+    assert json.loads(json.dumps(batches.state()))["fingerprint"]["seed"] == 7
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in STREAMS])

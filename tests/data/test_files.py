@@ -40,6 +40,12 @@ def test_missing_and_empty_files_are_refused(tmp_path, read):
         read(tmp_path / "empty")
 
 
+def test_many_files_are_named_shortly():
+    assert files.names([f"d/{at}.txt" for at in range(9)]) == (
+        "0.txt, 1.txt, 2.txt, 3.txt and 5 more"
+    )
+
+
 def test_a_missing_library_is_named_with_its_extra():
     with pytest.raises(DataError, match=r"needs 'nosuchlib'.*pip install 'tekoa\[tables\]'"):
         files.require("nosuchlib.part", "tables", "Reading x.csv")

@@ -105,6 +105,7 @@ def test_an_endless_iterator_is_fine():
             at += 1
 
     batches = data.as_source(count()).batches(4)
+    assert batches.n_batches is None
     assert [next(batches)["x"][0] for _ in range(3)] == [0, 4, 8]
 
 

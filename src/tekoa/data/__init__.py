@@ -4,7 +4,6 @@ from tekoa.data.batches import Batches as Batches
 from tekoa.data.foreign import as_batches as as_batches
 from tekoa.data.foreign import as_source as as_source
 from tekoa.data.functions import DataFn as DataFn
-from tekoa.data.functions import make_data_fn as make_data_fn
 from tekoa.data.language import tokens as tokens
 from tekoa.data.patterns import filenames as filenames
 from tekoa.data.patterns import load as load

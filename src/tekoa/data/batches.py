@@ -60,9 +60,9 @@ class BatchMaker:
                 f"{self.reader.name} gives {list(gathered)}. Change them with source.map, or use "
                 "remainder='keep'."
             )
-        is_all = rows.is_real is None
-        mask = np.ones(len(rows.draw.rows), bool) if is_all else rows.is_real.ravel()
-        return {**gathered, "mask": mask}
+        if rows.is_real is None:
+            return {**gathered, "mask": np.ones(len(rows.draw.rows), bool)}
+        return {**gathered, "mask": rows.is_real.ravel()}
 
 
 class Batches(Iterator[Any]):
@@ -150,6 +150,7 @@ class Batches(Iterator[Any]):
 
 
 def _fingerprint(maker: BatchMaker) -> dict[str, Any]:
+    """Tells apart orders that differ in some batch; more epochs only add batches at the end."""
     plan, name = maker.plan, maker.reader.name
     return {
         "source": name if len(name) <= 120 else f"{name[:100]}... #{zlib.crc32(name.encode()):08x}",
@@ -158,7 +159,6 @@ def _fingerprint(maker: BatchMaker) -> dict[str, Any]:
         "order": maker.order.kind,
         "consecutive": plan.consecutive,
         "remainder": plan.remainder,
-        "epochs": plan.epochs,
     }
 
 

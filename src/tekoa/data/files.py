@@ -3,6 +3,7 @@
 import gzip
 import importlib
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +45,16 @@ def check_readable(path: str | Path) -> int:
     if size == 0:
         raise DataError(f"{path} is empty.")
     return size
+
+
+def names(paths: Sequence[str]) -> str:
+    """Names files in a few words, without their folders.
+
+    >>> names(['data/a.txt', 'data/b.txt'])
+    'a.txt, b.txt'
+    """
+    shown = ", ".join(Path(path).name for path in paths[:4])
+    return shown if len(paths) <= 4 else f"{shown} and {len(paths) - 4} more"
 
 
 def unreadable(path: str | Path, error: OSError) -> DataError:

@@ -54,7 +54,7 @@ def tokens(
         stream = np.concatenate([words.encode(files.read_bytes(p), p) for p in paths])
         facts = {"start_id": words.start_id, "end_id": words.end_id}
         n_classes = len(words)
-    name = "tokens of " + ", ".join(Path(p).name for p in paths)
+    name = f"tokens of {files.names(paths)}"
     reader = TokenReader(stream.astype(np.int32), seq_length, name, random_skip=random_skip)
     reader.info = describe(
         name, reader.first(), n_classes=n_classes, facts={**facts, "n_tokens": len(stream)}

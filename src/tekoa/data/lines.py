@@ -8,7 +8,6 @@ line is then found by a search in the index and one read of its block.
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,7 @@ class LineReader:
         self._files = [_open(path) for path in paths]
         self._decode = decode
         n_bytes = sum(file.size for file in self._files)
-        names = ", ".join(Path(path).name for path in paths)
-        self.name = f"lines of {names}: {n_bytes} bytes"
+        self.name = f"lines of {files.names(paths)}: {n_bytes} bytes"
         blocks = [-(-file.size // BLOCK) for file in self._files]
         self._ends = np.cumsum(blocks)
         self._index = _LineIndex(0, 0)

@@ -115,8 +115,14 @@ class Order:
         return int(shuffle) if is_windowed and shuffle else None
 
     def n_batches(self) -> int | None:
-        """Counts the batches of the run, or gives None if it never ends."""
-        return self._count(self._reach_groups(sys.maxsize // self._group))
+        """Counts the batches of the run, or gives None if it never ends.
+
+        Raises:
+            DataError: If there is no batch at all.
+        """
+        # A run without end needs to know only that there is something to read.
+        n_groups = 1 if self._plan.epochs is None else sys.maxsize // self._group
+        return self._count(self._reach_groups(n_groups))
 
     def rows(self, first: int, n_batches: int) -> BatchRows:
         """Finds the rows of `n_batches` batches, or fewer at the end.

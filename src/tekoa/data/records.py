@@ -1,7 +1,6 @@
 """TFRecord and array_record files, read by grain."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from tekoa.data import files
@@ -24,8 +23,8 @@ def read_array_records(paths: Sequence[str]) -> Reader:
         records = grain.sources.ArrayRecordDataSource(list(paths))
         first = records[0] if len(records) else b""
     except Exception as error:  # Its reader raises plain RuntimeErrors and more.
-        raise DataError(f"{_names(paths)} cannot be read as array_record: {error}.") from None
-    return SequenceReader(records, f"records of {_names(paths)}", _decoder(first))
+        raise DataError(f"{files.names(paths)} cannot be read as array_record: {error}.") from None
+    return SequenceReader(records, f"records of {files.names(paths)}", _decoder(first))
 
 
 def read_tfrecords(paths: Sequence[str]) -> Reader:
@@ -40,7 +39,7 @@ class TfRecordStream:
     def __init__(self, paths: Sequence[str]):
         self._paths = list(paths)
         n_bytes = sum(files.check_readable(path) for path in paths)
-        self.name = f"records of {_names(paths)}: {n_bytes} bytes"
+        self.name = f"records of {files.names(paths)}: {n_bytes} bytes"
 
     def open(self, state: Any) -> Cursor:
         """Starts at a noted place `[file, place in the file]`."""
@@ -78,11 +77,6 @@ class _TfRecordCursor:
 
     def state(self) -> Any:
         return [self._at, self._records.get_state()]
-
-
-def _names(paths: Sequence[str]) -> str:
-    shown = ", ".join(Path(path).name for path in paths[:4])
-    return shown if len(paths) <= 4 else f"{shown} and {len(paths) - 4} more"
 
 
 def _decoder(first: bytes) -> Callable[[bytes], Example]:

@@ -1,5 +1,6 @@
 """`Source`: examples by number, mapped, cut, and handed out in batches."""
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -129,8 +130,8 @@ class Source:
             DataError: If there is no batch to give.
         """
         plan = Plan(
-            batch_size=batch_size,
-            seed=seed,
+            batch_size=operator.index(batch_size),
+            seed=operator.index(seed),
             shuffle=shuffle,
             epochs=_times(self._epochs, epochs),
             consecutive=consecutive,
