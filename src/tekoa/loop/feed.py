@@ -39,6 +39,7 @@ class Feed:
             ValueError: If there is none.
         """
         if not self._peeked:
+            self._before_peek = self.state
             try:
                 self._peeked.append(next(self._iterator))
             except StopIteration:
@@ -82,7 +83,7 @@ class Feed:
     def state(self) -> Any:
         """The position after the last batch drawn, as JSON-able data, or None."""
         if self._peeked:
-            raise RuntimeError("The position is not known while a batch is looked at.")
+            return self._before_peek
         for name in ("state", "get_state"):
             method = getattr(self._iterator, name, None)
             if callable(method):

@@ -176,6 +176,21 @@ class TrainLoop:
             raise StopIteration(f"All {self.n_steps} steps are done.")
         return self._advance(self._next_target(self.n_steps))
 
+    def checkpoint(self) -> Summary:
+        """The present state as a record, without running a step; its loss is NaN."""
+        return Summary(
+            state=self.state,
+            step=self.step,
+            loss=jnp.full((), jnp.nan),
+            grads=None,
+            n_completed_steps=0,
+            elapsed_time=0.0,
+            data_state=self._feed.state,
+            facts={"steps_per_dispatch": self._dispatcher.n_together},
+            setup=self._setup,
+            metrics={"train": {}},
+        )
+
     def stop(self) -> None:
         """Lets the loop end after the checkpoint it is at."""
         self._is_stopped = True
