@@ -15,9 +15,10 @@ def test_every_file_and_directory_is_synced_before_the_rename(launch, figure, tm
     code, _, errors = launch("trainer.py", run, "--steps", 1, prefix=prefix).end(60)
     assert code == 0, errors
     lines = log.read_text().splitlines()
-    (at,) = [i for i, line in enumerate(lines) if re.search(r"rename\(.*/checkpoint_1\.tmp-", line)]
+    commit = re.compile(r'rename\("[^"]*/checkpoint_1\.tmp-[0-9a-f]{32}", ')
+    (at,) = [i for i, line in enumerate(lines) if commit.search(line)]
     before, after = lines[:at], lines[at + 1 :]
-    synced = {name for line in before if (name := path_in(line, "f(data)?sync"))}
+    synced = {path_in(line, "f(data)?sync") for line in before}
     step = run / "checkpoint_1"
     expected = {path for path, _ in files.walk(step)} | {""}
     assert expected <= synced

@@ -11,7 +11,7 @@ def contents(directory):
 
 
 def test_second_trainer_refuses_and_the_first_is_unharmed(launch, figure, tmp_path):
-    first = launch("trainer.py", tmp_path, "--steps", 100, "--sleep", 0.02, "--keep", 2)
+    first = launch("trainer.py", tmp_path, "--steps", 40, "--sleep", 0.05, "--keep", 2)
     assert first.read()["event"] == "start"
     second = launch("trainer.py", tmp_path, "--steps", 100)
     code, facts, _ = second.end(10)
