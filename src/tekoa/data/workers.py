@@ -101,7 +101,8 @@ class _Worker:
             self._process.join(5)
             raise DataError(
                 f"A data worker ended by itself with exit code {self._process.exitcode}. If it is "
-                "-9, memory may have run out: use fewer workers or smaller batches."
+                "-9, memory may have run out: use fewer workers or smaller batches. If it is 1, "
+                "see its own message: a script needs `if __name__ == '__main__':` around its work."
             ) from None
 
     def close(self) -> None:
