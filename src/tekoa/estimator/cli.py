@@ -17,8 +17,15 @@ EXIT_STORE = 74
 _USAGE = """Usage: tekoa COMMAND [MODEL] [--flags]
 
 Commands:
-  train MODEL     train; go on where an earlier run stopped
-  models          list the bundled models
+  train MODEL      train; go on where an earlier run stopped
+  eval MODEL       evaluate the newest checkpoint
+  eval_wait MODEL  evaluate each checkpoint of a training as it comes, and keep the best
+  predict MODEL    write one line per example
+  models           list the bundled models
+  inspect DIR      list the checkpoints of a directory
+  convert SRC DST --to=t5x|tekoa   copy a checkpoint into another format
+
+Without a command the mode follows from the flags, or from --mode.
 
 MODEL is a bundled name, a module, or the path of a .py file.
 `tekoa train mnist` needs nothing else.
@@ -48,21 +55,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(words: list[str]) -> Callable[[list[str], flags.RunConfig], int]:
-    name = words[0] if words else "train"
-    if name not in _COMMANDS:
-        close = difflib.get_close_matches(name, _COMMANDS, n=1)
+    if not words:
+        return _by_flags
+    if words[0] not in _COMMANDS:
+        close = difflib.get_close_matches(words[0], _COMMANDS, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise flags.UsageError(
-            f"There is no command {name!r}.{hint} Commands are: {', '.join(_COMMANDS)}."
+            f"There is no command {words[0]!r}.{hint} Commands are: {', '.join(_COMMANDS)}."
         )
-    return _COMMANDS[name]
+    return _COMMANDS[words[0]]
 
 
-def _train(words: list[str], config: flags.RunConfig) -> int:
-    config = _with_model(words, config)
+def _by_flags(words: list[str], config: flags.RunConfig) -> int:
     from tekoa.estimator import modes
 
-    return modes.run_train(config)
+    return _mode(modes.choose_mode(config))(words, config)
+
+
+def _mode(name: str) -> Callable[[list[str], flags.RunConfig], int]:
+    def run(words: list[str], config: flags.RunConfig) -> int:
+        config = _with_model(words, config)
+        from tekoa.estimator import modes
+
+        return getattr(modes, f"run_{name}")(config)
+
+    return run
 
 
 def _models(words: list[str], config: flags.RunConfig) -> int:
@@ -72,6 +89,24 @@ def _models(words: list[str], config: flags.RunConfig) -> int:
     for name in module.BUNDLED:
         first, *_ = (module.load_module(name).__doc__ or "").splitlines()
         print(f"{name:20} {first}")
+    return 0
+
+
+def _inspect(words: list[str], config: flags.RunConfig) -> int:
+    del config
+    if len(words) != 1:
+        raise flags.UsageError("Which directory? `tekoa inspect DIR`.")
+    from tekoa.estimator import inspection
+
+    return inspection.show(words[0])
+
+
+def _convert(words: list[str], config: flags.RunConfig) -> int:
+    if len(words) != 2 or config.to not in ("t5x", "tekoa"):
+        raise flags.UsageError("From where to where? `tekoa convert SRC DST --to=t5x|tekoa`.")
+    from tekoa.store import converting
+
+    print(f"Wrote {converting.convert(*words, layout=config.to)}.")
     return 0
 
 
@@ -95,6 +130,11 @@ def _known(error: Exception) -> int | None:
 
 
 _COMMANDS: dict[str, Callable[[list[str], flags.RunConfig], int]] = {
-    "train": _train,
+    "train": _mode("train"),
+    "eval": _mode("eval_once"),
+    "eval_wait": _mode("eval_wait"),
+    "predict": _mode("predict"),
     "models": _models,
+    "inspect": _inspect,
+    "convert": _convert,
 }

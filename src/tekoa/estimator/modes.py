@@ -2,193 +2,186 @@
 
 import contextlib
 import json
+import os
 import pathlib
-import platform
-import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 
-from tekoa import data
-from tekoa.core import metrics as means
-from tekoa.estimator import module as modules
+from tekoa.estimator import restore, watch
+from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
-from tekoa.estimator.overrides import apply_overrides
+from tekoa.estimator.short import ShortProgram
 from tekoa.extensions import base, files, progress, tensorboard
-from tekoa.loop import evaluate, task, train
-from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
+from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.triggers import EverySteps
-from tekoa.store import files as store_files
-from tekoa.store import signals
+from tekoa.store import names, signals
 
 KEEP_ALL = 10**9
 
 
+def choose_mode(config: RunConfig) -> str:
+    """Finds the mode from the flags, as the original runner does.
+
+    Raises:
+        UsageError: If the flags do not tell.
+    """
+    known = ("train", "eval_once", "eval_wait", "predict")
+    if config.mode is not None:
+        if config.mode not in known:
+            raise UsageError(f"--mode must be one of {', '.join(known)}, got {config.mode!r}.")
+        return config.mode
+    if config.eval_pattern is not None:
+        if config.pred_pattern is not None:
+            raise UsageError("Both --eval_pattern and --pred_pattern: say which by --mode.")
+        is_running = config.train_pattern is not None
+        if is_running or not names.list_steps(config.model_dir or "."):
+            return "eval_wait"
+        return "eval_once"
+    if config.train_pattern is not None:
+        return "train"
+    if config.pred_pattern is not None:
+        return "predict"
+    raise UsageError(
+        "Nothing tells what to do: give --train_pattern, --eval_pattern or --pred_pattern, or a "
+        "command such as `tekoa train mnist`."
+    )
+
+
 def run_train(config: RunConfig) -> int:
     """Trains a model; gives the exit code."""
-    module = modules.load_module(config.module_imp)
-    config = config.with_defaults(getattr(module, "DEFAULTS", {}))
-    model_dir = _model_dir(config)
-    if config.train_pattern is None:
-        raise UsageError("Training needs data: --train_pattern=PATTERN.")
-    seed = _settled_seed(config, model_dir)
-    source = data.load(config.train_pattern)
-    batches = _train_batches(config, source, seed)
-    experiment = _experiment(module, config, source)
+    run = runs.open_run(config)
+    program = ShortProgram(run)
+    seed = runs.start_training(run)
+    config = run.config
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
-        loop = train.TrainLoop(
-            files.CheckpointFileReader(model_dir, target=experiment.model),
-            task.TrainTask(
-                optimizer=experiment.optimizer,
-                loss=experiment.loss,
-                data=batches,
-                split=experiment.split,
-            ),
-            n_steps=_last_step(config, batches),
+        batches = program.train_batches(seed)
+        loop = program.train_loop(
+            lambda model: files.CheckpointFileReader(run.model_dir, target=model),
+            data=batches,
+            n_steps=_n_steps(config, batches),
             n_steps_per_checkpoint=config.check_every_steps,
             rnkey=jax.random.key(seed),
             accumulate=config.accumulate,
             ema=config.ema,
-            precision=config.precision,  # pyright: ignore[reportArgumentType]
-            on_nan=config.on_nan,  # pyright: ignore[reportArgumentType]
+            precision=config.precision,
+            on_nan=config.on_nan,
             steps_per_dispatch=_steps_per_dispatch(config),
             grads=False,
             stop_flag=stop_flag,
             stdout=True,
         )
-        validation = _validation(config, experiment, loop)
-        process = base.serial(*_stages(config, model_dir, validation, loop, stack))
+        validation = program.validation(loop.model_fns)
         last = None
+        process = base.serial(*_stages(run, validation, loop.n_steps, stack))
+        if loop.step == 0:
+            process(loop.checkpoint())
         for checkpoint in loop:
             last = process(checkpoint)
-        if last is None:
-            print(f"Nothing left to train: step {loop.step} is done.")
     if stop_flag.is_set():
         print(f"Stopped at step {loop.step}; the same command goes on from there.")
         return signals.EXIT_STOPPED
-    _conclude(config, validation, last, loop, model_dir)
+    runs.end_training(run, loop.step)
+    _conclude(run, validation, last, loop)
     return 0
 
 
-def _conclude(
-    config: RunConfig,
-    validation: Callable[[Checkpoint], Summary] | None,
-    last: Checkpoint | None,
-    loop: train.TrainLoop,
-    model_dir: pathlib.Path,
-) -> None:
-    """Ends in a result to look at."""
-    if validation is not None:
-        summary = as_summary(last) if last is not None else validation(_snapshot(loop))
-        found = summary.metrics.get("valid", {})
-        if config.json:
-            print(json.dumps({"step": loop.step, **found}))
-        for name, value in found.items():
-            print(f"{name} {value:.4f}  ({config.valid_pattern}, step {loop.step})")
-    print(f"Checkpoints and TensorBoard files are in {model_dir}.")
+def run_eval_once(config: RunConfig) -> int:
+    """Evaluates one checkpoint and prints its metrics; gives the exit code."""
+    run = runs.open_run(config)
+    path = restore.find_step(run.model_dir, run.config.checkpoint_path)
+    with signals.stop_flag() as stop_flag:
+        found = ShortProgram(run).evaluation()(str(path), stop_flag)
+    show_metrics(run.config, names.parse_step(path.name) or 0, found)
+    return 0
 
 
-def _snapshot(loop: train.TrainLoop) -> Summary:
-    state = loop.state
-    return Summary(
-        state=state,
-        step=loop.step,
-        loss=jax.numpy.nan * state.step,
-        grads=None,
-        n_completed_steps=0,
-        elapsed_time=0.0,
-    )
+def run_eval_wait(config: RunConfig) -> int:
+    """Evaluates every checkpoint of a training as it comes; gives the exit code."""
+    run = runs.open_run(config)
+    with signals.stop_flag() as stop_flag:
+        watcher = watch.Watcher(run, ShortProgram(run).evaluation(), stop_flag)
+        with contextlib.suppress(InterruptedError):
+            watcher.run(lambda step, found: show_metrics(run.config, step, found))
+    return signals.EXIT_STOPPED if stop_flag.is_set() else 0
+
+
+def run_predict(config: RunConfig) -> int:
+    """Writes one line per example; gives the exit code."""
+    run = runs.open_run(config)
+    path = restore.find_step(run.model_dir, run.config.checkpoint_path)
+    with signals.stop_flag() as stop_flag, _opened(run.config.pred_output) as out:
+        for result in ShortProgram(run).predictions(str(path), stop_flag):
+            print(result, file=out)
+    return signals.EXIT_STOPPED if stop_flag.is_set() else 0
+
+
+@contextlib.contextmanager
+def _opened(path: str | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears whole."""
+    if path is None:
+        yield sys.stdout
+        return
+    part = pathlib.Path(f"{path}.part")
+    with part.open("w") as file:
+        yield file
+    os.replace(part, path)
+
+
+def show_metrics(config: RunConfig, step: int, found: dict[str, float]) -> None:
+    """Prints metrics for people, or as one line of JSON."""
+    if config.json:
+        print(json.dumps({"step": step, **found}))
+        return
+    for name, value in found.items():
+        print(f"{name} at step {step}: {value:.6g}")
 
 
 def _stages(
-    config: RunConfig,
-    model_dir: pathlib.Path,
+    run: runs.Run,
     validation: Callable[[Checkpoint], Summary] | None,
-    loop: train.TrainLoop,
+    n_steps: int | None,
     stack: contextlib.ExitStack,
 ) -> Iterator[base.Stage]:
     """What happens at every check; each thing is closed when training ends."""
+    config = run.config
     if validation is not None:
         yield validation
     if config.progress:
-        yield stack.enter_context(contextlib.closing(progress.ProgressBar(loop.n_steps)))
-    writer = tensorboard.SummaryWriter(model_dir / "train", params=True)
+        yield stack.enter_context(contextlib.closing(progress.ProgressBar(n_steps)))
+    writer = tensorboard.SummaryWriter(run.model_dir / "train", params=True)
     yield stack.enter_context(contextlib.closing(writer))
-    keeper = files.CheckpointFileWriter(model_dir, keep=config.max_ckpt)
+    keeper = files.CheckpointFileWriter(run.model_dir, keep=config.max_ckpt)
     yield stack.enter_context(contextlib.closing(keeper))
     if config.save_every_steps is not None:
-        saver = files.CheckpointFileWriter(model_dir / "save", keep=KEEP_ALL)
+        saver = files.CheckpointFileWriter(run.model_dir / "save", keep=KEEP_ALL)
         stack.enter_context(contextlib.closing(saver))
         yield base.when(EverySteps(config.save_every_steps), saver)
 
 
-def _validation(
-    config: RunConfig, experiment: modules.Experiment, loop: train.TrainLoop
-) -> evaluate.EvalLoop | None:
-    if config.valid_pattern is None:
-        return None
-    source = data.load(config.valid_pattern)
-    return evaluate.EvalLoop(
-        task.EvalTask(
-            metrics={"valid_loss": _loss_metric(experiment), **experiment.metrics},
-            data=_Again(
-                lambda: source.batches(
-                    config.valid_batch_size,
-                    epochs=1,
-                    remainder="keep",
-                    take=config.num_valid_examples,
-                )
-            ),
-            split=experiment.split,
-        ),
-        init=loop.model_fns,
-        label="valid",
-    )
+def _conclude(
+    run: runs.Run,
+    validation: Callable[[Checkpoint], Summary] | None,
+    last: Checkpoint | None,
+    loop: Any,
+) -> None:
+    """Ends in a result to look at."""
+    if last is None:
+        print(f"Nothing is left to train: {loop.step} steps are done.")
+    if validation is not None:
+        summary = last if isinstance(last, Summary) else validation(loop.checkpoint())
+        found = {
+            name.removeprefix("valid_"): value
+            for name, value in summary.metrics["train"].items()
+            if name.startswith("valid_")
+        }
+        show_metrics(run.config, loop.step, found)
+    print(f"Checkpoints and TensorBoard files are in {run.model_dir}.")
 
 
-class _Again:
-    """Data that is read from its start at every pass."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make = make
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._make())
-
-
-def _loss_metric(experiment: modules.Experiment) -> Callable[..., Any]:
-    def loss(*outputs_and_batch: Any) -> Any:
-        found = experiment.loss(*outputs_and_batch)
-        is_pair = isinstance(found, tuple) and not isinstance(found, means.Mean)
-        return found[0] if is_pair else found
-
-    return loss
-
-
-def _experiment(module: Any, config: RunConfig, source: data.Source) -> modules.Experiment:
-    settings = apply_overrides(module.get_config(), config.overrides)
-    facts = modules.DataFacts(
-        info=source.info,
-        n_examples=len(source),
-        batch_size=config.train_batch_size,
-        sample=next(source.batches(min(config.train_batch_size, len(source)))),
-    )
-    return module.experiment(settings, facts)
-
-
-def _train_batches(config: RunConfig, source: data.Source, seed: int) -> data.Batches:
-    return source.batches(
-        config.train_batch_size,
-        seed=seed,
-        shuffle=config.train_shuffle_buf,
-        epochs=config.train_epochs,
-        consecutive=config.train_consecutive,
-    )
-
-
-def _last_step(config: RunConfig, batches: data.Batches) -> int | None:
+def _n_steps(config: RunConfig, batches: Any) -> int | None:
     ends = [n for n in (config.max_train_steps, batches.n_batches) if n is not None]
     return min(ends) if ends else None
 
@@ -198,31 +191,3 @@ def _steps_per_dispatch(config: RunConfig) -> Any:
     if text != "auto" and not text.isdigit():
         raise UsageError(f"--steps_per_dispatch must be 'auto' or a number, got {text!r}.")
     return text if text == "auto" else int(text)
-
-
-def _model_dir(config: RunConfig) -> pathlib.Path:
-    if config.model_dir is None:
-        raise UsageError("Where should the run be kept? Give --model_dir=DIR.")
-    path = pathlib.Path(config.model_dir).expanduser().absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--model_dir={config.model_dir} cannot be used: {error}.") from None
-    return path
-
-
-def _settled_seed(config: RunConfig, model_dir: pathlib.Path) -> int:
-    """The seed given, or that of the run, or a new one; stored with the run."""
-    path = model_dir / "run.json"
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    seed = config.random_seed if config.random_seed is not None else stored.get("random_seed")
-    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    facts = {
-        "random_seed": seed,
-        "command": sys.argv,
-        "module": config.module_imp,
-        "overrides": dict(config.overrides),
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
-    }
-    store_files.replace(path, json.dumps(facts, indent=1).encode())
-    return seed

@@ -24,18 +24,29 @@ class Experiment:
     Attributes:
         model: A Linen, NNX or Equinox module, or `ModelFns`.
         loss: `loss(outputs, batch)`, as `make_train_step` takes it.
-        optimizer: Any optax transformation.
+        optimizer: Any optax transformation, or a function that makes it: what is costly to make
+            is then made for training only.
         inputs: What of a batch goes to the model.
         metrics: Name to `fn(outputs, batch)`: a mean, one number per row, or a `Mean`.
         predict: `fn(outputs)` -> one result per row, for predictions.
+        finish: Adds what is computed of the metrics over all batches, such as perplexity.
     """
 
     model: Any
     loss: Callable[..., Any]
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation | Callable[[], optax.GradientTransformation]
     inputs: Callable[[Any], Any]
     metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     predict: Callable[[Any], Any] | None = None
+    finish: Callable[[dict[str, float]], dict[str, float]] | None = None
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """Gives the optimizer, made now if it was left for later."""
+        return self.optimizer() if callable(self.optimizer) else self.optimizer
+
+    def finished(self, found: Mapping[str, float]) -> dict[str, float]:
+        """Metrics with what is computed of them."""
+        return dict(found) if self.finish is None else self.finish(dict(found))
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Tells the inputs of a batch from its targets: the batch itself."""

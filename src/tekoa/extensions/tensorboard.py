@@ -26,38 +26,62 @@ class SummaryWriter:
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], *, params: bool = False):
-        self._directory = pathlib.Path(output_dir)
+        self._points = PointWriter(output_dir)
         self._with_params = params
-        self._writer: Any = None
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Writes the points of one checkpoint, to disk."""
-        if self._writer is None:
-            self._writer = self._opened(checkpoint.step - checkpoint.n_completed_steps)
+        self._points.go_on_from(checkpoint.step - max(1, checkpoint.n_completed_steps))
         for group, values in as_summary(checkpoint).metrics.items():
             for name, value in values.items():
-                self._writer.add_scalar(f"{group}/{name}", value, checkpoint.step)
+                self._points.add(f"{group}/{name}", value, checkpoint.step)
         if self._with_params:
             for name, leaf in trees.flatten_named(checkpoint.model_params).items():
-                tag = f"params/{name} {tuple(leaf.shape)}"
                 rms = jnp.sqrt(jnp.mean(jnp.square(leaf.astype(jnp.float32))))
-                self._writer.add_scalar(tag, float(rms), checkpoint.step)
-        self._writer.flush()
+                self._points.add(f"params/{name} {tuple(leaf.shape)}", float(rms), checkpoint.step)
+        self._points.flush()
         return checkpoint
 
     def close(self) -> None:
         """Closes the event file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._points.close()
 
-    def _opened(self, start_step: int) -> Any:
+
+class PointWriter:
+    """Writes scalars to an event file of its own.
+
+    Args:
+        output_dir: Where the event file goes; made if it does not exist.
+    """
+
+    def __init__(self, output_dir: str | os.PathLike[str]):
+        self._directory = pathlib.Path(output_dir)
+        self._file: Any = None
+
+    def go_on_from(self, step: int) -> None:
+        """Opens the file, once; points of earlier files after `step` are forgotten."""
+        if self._file is not None:
+            return
         import tensorboardX
 
         is_resumed = any(self._directory.glob("events.out.tfevents.*"))
-        return tensorboardX.SummaryWriter(
+        self._file = tensorboardX.SummaryWriter(
             str(self._directory),
-            purge_step=start_step + 1 if is_resumed else None,
+            purge_step=step + 1 if is_resumed else None,
             # Two starts within one second must not share a file, and must keep their order.
             filename_suffix=f".{time.time_ns()}",
         )
+
+    def add(self, tag: str, value: float, step: int) -> None:
+        """Adds one point."""
+        self._file.add_scalar(tag, value, step)
+
+    def flush(self) -> None:
+        """Puts all points on the disk."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file; a next point would need a new writer."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

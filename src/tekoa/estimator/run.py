@@ -1,0 +1,123 @@
+"""What is settled before any mode starts: the model, its settings, directory and seed."""
+
+import dataclasses
+import json
+import pathlib
+import platform
+import random
+import sys
+import types
+from typing import Any
+
+import jax
+
+import tekoa
+from tekoa.estimator import module as modules
+from tekoa.estimator.config import RunConfig, UsageError
+from tekoa.estimator.overrides import apply_overrides
+from tekoa.store import files
+
+RUN_FILE = "run.json"
+END_FILE = "train_end.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One call of the command.
+
+    Attributes:
+        config: The flags, with the model's own defaults filled in.
+        module: The model file.
+        settings: The model's config for this run.
+        model_dir: The directory of the run, absolute.
+    """
+
+    config: RunConfig
+    module: types.ModuleType
+    settings: Any
+    model_dir: pathlib.Path
+
+
+def open_run(config: RunConfig) -> Run:
+    """Imports the model and settles its config.
+
+    Raises:
+        UsageError: If the model, its config or the directory is missing or wrong.
+    """
+    module = modules.load_module(config.module_imp)
+    config = config.with_defaults(getattr(module, "DEFAULTS", {}))
+    if config.model_dir is None:
+        raise UsageError("Where is the run kept? Give --model_dir=DIR.")
+    configured = modules.load_module(config.module_config) if config.module_config else module
+    if not hasattr(configured, "get_config"):
+        raise UsageError(f"{configured.__name__} has no function get_config().")
+    return Run(
+        config=config,
+        module=module,
+        settings=apply_overrides(configured.get_config(), config.overrides),
+        model_dir=pathlib.Path(config.model_dir).expanduser().absolute(),
+    )
+
+
+def start_training(run: Run) -> int:
+    """Makes the directory, writes `run.json`, and gives the seed.
+
+    The seed is the one given, or that of the run so far, or a new one.
+
+    Raises:
+        UsageError: If the directory cannot be written.
+    """
+    path = run.model_dir / RUN_FILE
+    try:
+        run.model_dir.mkdir(parents=True, exist_ok=True)
+        seed = run.config.random_seed
+        if seed is None:
+            seed = read_facts(run.model_dir).get("random_seed")
+        if seed is None:
+            seed = random.SystemRandom().randrange(2**31)
+        (run.model_dir / END_FILE).unlink(missing_ok=True)
+        files.replace(path, json.dumps(_facts(run, seed), indent=1, default=str).encode())
+    except OSError as error:
+        raise UsageError(f"--model_dir={run.model_dir} cannot be written: {error}.") from None
+    return seed
+
+
+def end_training(run: Run, step: int) -> None:
+    """Leaves the mark that tells a waiting evaluator which step was the last."""
+    files.replace(run.model_dir / END_FILE, json.dumps({"step": step}).encode())
+
+
+def last_step(model_dir: pathlib.Path) -> int | None:
+    """The step at which training ended, or None if it has not."""
+    try:
+        return json.loads((model_dir / END_FILE).read_text())["step"]
+    except FileNotFoundError:
+        return None
+
+
+def read_facts(model_dir: pathlib.Path) -> dict[str, Any]:
+    """What `run.json` holds; empty if there is none."""
+    try:
+        return json.loads((model_dir / RUN_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def _facts(run: Run, seed: int) -> dict[str, Any]:
+    flags = dataclasses.asdict(run.config)
+    given = {name: flags[name] for name in flags if name != "given"}
+    settings = run.settings.to_dict() if hasattr(run.settings, "to_dict") else run.settings
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        settings = dataclasses.asdict(settings)
+    return {
+        "random_seed": seed,
+        "command": sys.argv,
+        "model": run.module.__name__,
+        "settings": settings,
+        "flags": given,
+        "versions": {
+            "tekoa": tekoa.__version__,
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+        },
+    }

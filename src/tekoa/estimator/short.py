@@ -1,0 +1,213 @@
+"""The short form of a model file, run by the loops: `experiment(config, data)`."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from tekoa import data
+from tekoa.bridges import detect
+from tekoa.core import metrics as means
+from tekoa.core import objective
+from tekoa.core import step as steps
+from tekoa.core.model import ModelFns
+from tekoa.estimator import module as modules
+from tekoa.estimator import restore
+from tekoa.estimator.config import UsageError
+from tekoa.estimator.run import Run
+from tekoa.loop import evaluate, task, train
+from tekoa.loop.checkpoint import Checkpoint, Summary
+
+Kind = Literal["train", "valid", "eval", "pred"]
+
+
+class ShortProgram:
+    """What the modes need of a model, made of its `Experiment`."""
+
+    def __init__(self, run: Run):
+        self._run, self._config = run, run.config
+
+    def train_batches(self, seed: int) -> Any:
+        """The endless or finite stream of training batches."""
+        config = self._config
+        batches = self._source("train").batches(
+            config.train_batch_size,
+            seed=seed,
+            shuffle=config.train_shuffle_buf,
+            epochs=config.train_epochs,
+            consecutive=config.train_consecutive,
+        )
+        return _WithFirst(batches, config.train_consecutive or 0)
+
+    def train_loop(self, init: Callable[[Any], Any], **options: Any) -> train.TrainLoop:
+        """The loop over those batches; `init` wraps the model in a reader of checkpoints."""
+        experiment = self._experiment("train")
+        return train.TrainLoop(
+            init(experiment.model),
+            task.TrainTask(
+                optimizer=experiment.make_optimizer(),
+                loss=experiment.loss,
+                data=options.pop("data"),
+                split=experiment.split,
+            ),
+            **options,
+        )
+
+    def validation(self, fns: ModelFns) -> Callable[[Checkpoint], Summary] | None:
+        """The stage that validates a checkpoint, where there is data for it."""
+        if self._config.valid_pattern is None:
+            return None
+        experiment = self._experiment("train")
+        measures = {"loss": _loss_metric(experiment), **experiment.metrics}
+        found = self._evaluation("valid", experiment, fns, measures)
+        return lambda checkpoint: _as_train_metrics(found(checkpoint), experiment)
+
+    def evaluation(self) -> Callable[[str, Any], dict[str, float]]:
+        """Makes `evaluate(path, stop_flag)`, which gives the metrics of a stored step."""
+        experiment = self._experiment("eval")
+        if not experiment.metrics:
+            raise UsageError("This model has no metrics to evaluate.")
+        fns = detect.as_model_fns(experiment.model)
+        sample = experiment.split(next(iter(self._passes("eval"))))[0]
+
+        def run(path: str, stop_flag: Any) -> dict[str, float]:
+            checkpoint = restore.for_evaluation(path, fns, sample)
+            loop = self._evaluation("eval", experiment, fns, experiment.metrics, stop_flag)
+            return experiment.finished(loop(checkpoint).metrics["eval"])
+
+        return run
+
+    def predictions(self, path: str, stop_flag: Any) -> Iterator[Any]:
+        """Gives one result per example of `pred_pattern`, in order."""
+        experiment = self._experiment("pred")
+        if experiment.predict is None:
+            raise UsageError("This model cannot predict: its Experiment has no `predict`.")
+        fns = detect.as_model_fns(experiment.model)
+        step = jax.jit(steps.make_predict_step(fns, split=experiment.split))
+        checkpoint, rng = None, jax.random.key(0)
+        variables: Any = {}
+        for i, batch in enumerate(self._passes("pred")):
+            if stop_flag.is_set():
+                return
+            if checkpoint is None:
+                checkpoint = restore.for_evaluation(path, fns, experiment.split(batch)[0])
+                state = checkpoint.state
+                variables = objective.with_carry(state.variables, state.carry)
+            params = checkpoint.state.eval_params
+            outputs, variables = step(params, variables, batch, jax.random.fold_in(rng, i))
+            yield from np.asarray(experiment.predict(outputs))
+
+    def _source(self, kind: Kind) -> data.Source:
+        pattern = getattr(self._config, f"{kind}_pattern")
+        if pattern is None:
+            raise UsageError(f"There is no data: give --{kind}_pattern=PATTERN.")
+        opened = getattr(self._run.module, "open_data", None)
+        if opened is None:
+            return data.load(pattern)
+        return data.as_source(opened(self._run.settings, pattern, train=kind == "train"))
+
+    def _passes(self, kind: Kind) -> "_Again":
+        """One pass over the data, all examples, from its start whenever it is asked for."""
+        source = self._source(kind)
+        options = {
+            "epochs": 1,
+            "remainder": "keep",
+            "take": getattr(self._config, f"num_{kind}_examples"),
+        }
+        size = getattr(self._config, f"{kind}_batch_size")
+        return _Again(lambda: _WithFirst(source.batches(size, **options), math.inf))
+
+    @functools.cache  # noqa: B019 - one program per process
+    def _experiment(self, kind: Kind) -> modules.Experiment:
+        source, size = self._source(kind), self._config.train_batch_size
+        n_examples = len(source)
+        facts = modules.DataFacts(
+            info=source.info,
+            n_examples=n_examples,
+            batch_size=size,
+            sample=next(source.batches(min(size, n_examples), epochs=1, remainder="keep")),
+        )
+        return self._run.module.experiment(self._run.settings, facts)
+
+    def _evaluation(
+        self,
+        kind: Kind,
+        experiment: modules.Experiment,
+        fns: ModelFns,
+        measures: Any,
+        stop_flag: Any = None,
+    ) -> evaluate.EvalLoop:
+        return evaluate.EvalLoop(
+            task.EvalTask(metrics=measures, data=self._passes(kind), split=experiment.split),
+            init=fns,
+            label=kind,
+            stop_flag=stop_flag,
+        )
+
+
+class _Again:
+    """Data that is read from its start at every pass."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._make())
+
+
+class _WithFirst:
+    """Batches that say whether they are the first of a run of consecutive ones.
+
+    Args:
+        batches: Batches of a source.
+        n_consecutive: Length of a run; 0: every batch stands alone and nothing is said.
+    """
+
+    def __init__(self, batches: data.Batches, n_consecutive: float):
+        self._batches, self._n_consecutive = batches, n_consecutive
+        self._next = 0
+
+    @property
+    def n_batches(self) -> int | None:
+        return self._batches.n_batches
+
+    def __iter__(self) -> "_WithFirst":
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        is_first = self._n_consecutive and self._next % self._n_consecutive == 0
+        self._next += 1
+        if not self._n_consecutive or not isinstance(batch, dict):
+            return batch
+        return {**batch, "is_first": np.bool_(is_first)}
+
+    def state(self) -> dict[str, Any]:
+        return {"next": self._next, "batches": self._batches.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._batches.restore(state["batches"])
+        self._next = state["next"]
+
+
+def _loss_metric(experiment: modules.Experiment) -> Callable[..., Any]:
+    def loss(*outputs_and_batch: Any) -> Any:
+        found = experiment.loss(*outputs_and_batch)
+        is_pair = isinstance(found, tuple) and not isinstance(found, means.Mean)
+        return found[0] if is_pair else found
+
+    return loss
+
+
+def _as_train_metrics(summary: Summary, experiment: modules.Experiment) -> Summary:
+    """Validation is part of what training tells: train/valid_loss and so on."""
+    found = experiment.finished(summary.metrics["valid"])
+    named = {f"valid_{name}": value for name, value in found.items()}
+    groups = {group: values for group, values in summary.metrics.items() if group != "valid"}
+    return dataclasses.replace(
+        summary, metrics={**groups, "train": {**groups.get("train", {}), **named}}
+    )
