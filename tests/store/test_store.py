@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from tekoa import store
-from tekoa.store import errors
+from tekoa.store import commit, errors
 
 
 def bits(leaf):
@@ -178,3 +178,26 @@ def test_relative_directory_does_not_follow_the_working_directory(tmp_path, monk
         monkeypatch.chdir(tmp_path / "other")
         writer.save(1, {"x": jnp.ones(2)})
     assert store.load(tmp_path / "run")["step"] == 1
+
+
+def test_closing_twice_does_not_take_the_lease_from_another(tmp_path):
+    first, second = store.Store(tmp_path), store.Store(tmp_path)
+    first.close()
+    first.close()
+    second.save(1, {"x": jnp.ones(2)})
+    second.close()
+    assert os.listdir(tmp_path) == ["checkpoint_1"]
+    with pytest.raises(errors.StoreError, match="closed"):
+        first.save(2, {"x": jnp.ones(2)})
+
+
+def test_step_that_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, caplog):
+    def refuse(lease, step):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(commit, "remove", refuse)
+    with store.Store(tmp_path, fatal_after=1) as writer:
+        for step in (1, 2):
+            writer.save(step, {"x": jnp.ones(2)})
+    assert writer.steps() == [1, 2]
+    assert "could not remove step 1: not yours" in caplog.text

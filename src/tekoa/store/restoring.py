@@ -87,8 +87,8 @@ def restore_step(
         )
     stored = {name: index.leaves[name] for name in wanted}
     spread = {name: s for name, leaf in wanted.items() if (s := _spread_sharding(leaf))}
-    if cast:
-        spread = {name: s for name, s in spread.items() if _same_dtype(stored[name], wanted[name])}
+    # What is to be cast is read whole: the shards on disk have the other dtype.
+    spread = {n: s for n, s in spread.items() if stored[n].dtype == wanted[n].dtype.name}
     values = source.read(stored, spread)
     placed = _place(values, stored, wanted)
     items = {
@@ -152,10 +152,6 @@ def _expect_key(name: trees.Name, target: jax.ShapeDtypeStruct) -> leaves.Leaf:
 def _show(leaf: leaves.Leaf) -> str:
     shape = ",".join(map(str, leaf.shape))
     return f"{leaf.dtype}[{shape}]" + (f" (PRNG key, {leaf.detail})" if leaf.kind == "key" else "")
-
-
-def _same_dtype(stored: leaves.Leaf, target: Any) -> bool:
-    return stored.dtype == target.dtype.name
 
 
 def _spread_sharding(target: Any) -> jax.sharding.Sharding | None:

@@ -66,6 +66,7 @@ class Store:
         self._runner = background.Runner(fatal_after=fatal_after, grace_seconds=grace_seconds)
         self._metrics: dict[int, dict[str, float]] = {}
         self._mine: set[int] = set()
+        self._is_open = True
         if is_first:
             commit.sweep(self._lease)
 
@@ -93,9 +94,12 @@ class Store:
 
         Raises:
             errors.SaveFailedError: As `poll`, for an earlier save.
+            errors.StoreError: If the store is closed.
             TypeError: If `meta` is not JSON.
             ValueError: If the step is negative.
         """
+        if not self._is_open:
+            raise errors.StoreError(f"{self.directory}: the store is closed. Open a new one.")
         step = operator.index(step)
         names.step_dir(self.directory, step)
         snapshot = leaves.snapshot(items)
@@ -145,8 +149,12 @@ class Store:
     def _retain(self) -> None:
         self._metrics = {n: self._metrics_of(n) for n in self.steps()}
         for n in retention.to_remove(self._rules, self._metrics, self.directory):
-            commit.remove(self._lease, n)
-            _log.info("removed step %d: no rule keeps it", n)
+            try:
+                commit.remove(self._lease, n)
+                _log.info("removed step %d: no rule keeps it", n)
+            except OSError as error:
+                # The save itself is on disk: too many steps are better than a failure.
+                _log.warning("could not remove step %d: %s", n, error)
 
     def _metrics_of(self, step: int) -> dict[str, float]:
         if step not in self._metrics:
@@ -200,11 +208,14 @@ class Store:
         return self._runner.wait(timeout_seconds)
 
     def close(self, grace_seconds: float | None = None) -> None:
-        """Waits for the save that runs and gives the lease back.
+        """Waits for the save that runs and gives the lease back; may be called again.
 
         Raises:
             errors.SaveFailedError: If the last save failed or does not end in time.
         """
+        if not self._is_open:
+            return
+        self._is_open = False
         try:
             self._runner.close(grace_seconds)
         finally:
