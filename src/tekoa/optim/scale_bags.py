@@ -144,10 +144,12 @@ def _reduction(op: Callable[..., np.ndarray]) -> BagRule:
         samples = scale_values.as_samples(data[0])
         n = _n_reduced(eqn)
         n_draws = max(1, min(round(n), MAX_DRAWS))
+        # The same rows for all reductions of a size: a variance is of what its mean is of.
+        rows = np.random.default_rng([3, n_draws])
         out = samples
         for _ in range(n_draws - 1):
-            out = op(out, rng.permutation(samples))
-        if op is np.add and n_draws:
+            out = op(out, samples[rows.permutation(N_SAMPLES)])
+        if op is np.add:
             mean = np.mean(samples, dtype=np.float64)
             out = n * mean + (out - n_draws * mean) * math.sqrt(n / n_draws)
         return [Bag(out.astype(eqn.outvars[0].aval.dtype))]

@@ -111,7 +111,8 @@ def look_up(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
         use = Use(kind=scale_uses.LOOKED_UP, reduced=view.param_axes(features), detail="by row")
         reader.ledger.record(view, use)
     rows = _unit(reader, table, range(len(table.shape)), known)
-    return reader.plain(eqn, inputs, [rows, *(value.data for value in indices)])
+    (out,) = reader.plain(eqn, inputs, [rows, *(value.data for value in indices)])
+    return [dataclasses.replace(out, source=tuple(view.param for view in table.views))]
 
 
 def argument(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:

@@ -71,6 +71,7 @@ def _contract(
 ) -> list[Value]:
     """Records a contraction of a kernel with data, or of two parameters."""
     data, rms = [value.data for value in inputs], 1.0
+    source = tuple(view.param for value in inputs for view in value.views)
     if inputs[0].views and inputs[1].views:
         for value, of in zip(inputs, axes):
             _record(reader, value, of, scale_uses.PAIRED, n_terms, 1.0)
@@ -79,13 +80,15 @@ def _contract(
         rms = _record_kernel(reader, inputs, axes, kernel, n_terms)
     if any(isinstance(x, Bag) for x in data):
         unit = scale_values.unit_bag(eqn.outvars[0].aval.dtype, reader.rng())
-        return [_to_rms(out, rms) for out in reader.outputs(eqn, inputs, [unit])]
+        (out,) = reader.outputs(eqn, inputs, [unit])
+        return [dataclasses.replace(_to_rms(out, rms), source=source)]
     for i, (value, of) in enumerate(zip(inputs, axes)):
         if value.views:
             data[i] = reader.normal(value, of.order, n_batch=len(of.batch))
     # A convolution meets blank stretches of an image, which do count.
     is_dot = bool(axes[0].contracted)
-    return [_to_rms(out, rms, skip_zeros=is_dot) for out in reader.plain(eqn, inputs, data)]
+    (out,) = reader.plain(eqn, inputs, data)
+    return [dataclasses.replace(_to_rms(out, rms, skip_zeros=is_dot), source=source)]
 
 
 def _record_kernel(
@@ -104,16 +107,27 @@ def _record_kernel(
         # Rows of padding, or meant for other experts, tell nothing about this kernel.
         rows = scale_values.mean_square(other, along)
         ms = float(np.mean(rows[rows > 0])) if np.any(rows > 0) else 0.0
-    _record(reader, inputs[kernel], axes[kernel], scale_uses.CONTRACTED, n_terms, ms)
-    return 1.0
+    params = [view.param for view in inputs[kernel].views]
+    reader.ledger.fed_by |= dict.fromkeys(params, inputs[1 - kernel].source)
+    target = reader.targets.get(params[0], 1.0)
+    _record(reader, inputs[kernel], axes[kernel], scale_uses.CONTRACTED, n_terms, ms, target)
+    return target
 
 
 def _record(
-    reader: Reader, value: Value, axes: _Axes, kind: scale_uses.Kind, n_terms: float, ms: float
+    reader: Reader,
+    value: Value,
+    axes: _Axes,
+    kind: scale_uses.Kind,
+    n_terms: float,
+    ms: float,
+    target: float = 1.0,
 ) -> None:
+    detail = "" if target == 1 else f"for a result of rms {target:.3g}, that of a tied embedding"
     for view in value.views:
         reduced = view.param_axes(axes.contracted)
-        use = Use(kind=kind, reduced=reduced, n_terms=n_terms * view.n_shards(reduced))
+        n = n_terms * view.n_shards(reduced)
+        use = Use(kind=kind, reduced=reduced, n_terms=n, target=target, detail=detail)
         reader.ledger.record(view, use, ms)
 
 
@@ -152,7 +166,7 @@ def _to_rms(value: Value, rms: float, *, skip_zeros: bool = False) -> Value:
     x = value.data.samples if isinstance(value.data, Bag) else value.data
     counted = np.asarray(x)[np.asarray(x) != 0] if skip_zeros else x
     factor = rms / (math.sqrt(scale_values.mean_square(counted)) or 1.0)
-    x = (x * np.float32(factor)).astype(value.dtype)
+    x = x * np.asarray(factor, x.dtype)
     return dataclasses.replace(value, data=Bag(x) if isinstance(value.data, Bag) else x)
 
 

@@ -120,8 +120,8 @@ def _stack(reader: Reader, eqn: Any, steps: Sequence[Value]) -> Value:
         arrays = [value.data for value in steps]
         arrays += [arrays[-1]] * (length - len(arrays))
         data = jnp.stack(arrays[::-1] if eqn.params["reverse"] else arrays)
-    shape, dtype = (length, *steps[0].shape), steps[0].dtype
-    return Value(shape=shape, dtype=dtype, data=data, deps=union(steps))
+    shape = (length, *steps[0].shape)
+    return dataclasses.replace(steps[-1], shape=shape, data=data, deps=union(steps), views=())
 
 
 RULES: dict[str, Rule] = {

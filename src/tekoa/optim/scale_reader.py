@@ -24,6 +24,26 @@ Rule = Callable[["Reader", Any, list[Value]], list[Value]]
 # From here on an array is not made when only shapes are known, not even a constant mask.
 HUGE = 2**22
 
+# After these a value is still the result of the contraction that gave it.
+LINEAR = {
+    "add",
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "div",
+    "dynamic_slice",
+    "mul",
+    "neg",
+    "reshape",
+    "select_n",
+    "slice",
+    "squeeze",
+    "sub",
+    "transpose",
+}
+# Values that meet here live in one space, and should be of one scale.
+SAME_SPACE = {"add", "concatenate"}
+
 
 class Reader:
     """The state of one reading of a model."""
@@ -35,6 +55,7 @@ class Reader:
         on_views: Mapping[str, Rule],
         shapes_only: bool,
         known: Mapping[int, float],
+        targets: Mapping[int, float],
     ):
         """Starts a reading.
 
@@ -42,11 +63,12 @@ class Reader:
             always: Rules by primitive name that apply whatever the inputs are.
             on_views: Rules that apply where an input is a parameter.
             shapes_only: Whether the batch is known by its shapes only.
-            known: Scales of parameters that an earlier reading found.
+            known: Scales of tied embeddings that an earlier reading found.
+            targets: The rms that a kernel's result shall have where it is not 1.
         """
         self.ledger = scale_uses.Ledger()
         self.shapes_only = shapes_only
-        self.known = known
+        self.known, self.targets = known, targets
         self._always, self._on_views = always, on_views
         self._n_fresh = 0
         self._drawn: dict[Any, np.ndarray] = {}
@@ -88,12 +110,17 @@ class Reader:
     def outputs(self, eqn: Any, inputs: Sequence[Value], data: Sequence[Any]) -> list[Value]:
         """Wraps data computed from `inputs` as the outputs of an equation."""
         deps = union(inputs)
+        sources = {value.source for value in inputs if value.source}
+        if eqn.primitive.name in SAME_SPACE and len(sources) > 1:
+            self.ledger.neighbours.append({param for source in sources for param in source})
+        is_linear = eqn.primitive.name in LINEAR and len(sources) == 1
         return [
             Value(
                 shape=tuple(var.aval.shape),
                 dtype=var.aval.dtype,
                 data=x,
                 deps=deps if jnp.issubdtype(var.aval.dtype, jnp.inexact) else deps & BATCH,
+                source=min(sources) if is_linear else (),
             )
             for var, x in zip(eqn.outvars, data, strict=True)
         ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from tekoa.core import trees
@@ -22,13 +23,15 @@ from tekoa.optim import (
 )
 from tekoa.optim.scale_table import ScaleRow
 
+INITIAL_RMS = 0.02  # Of parameters known by shape only; read by functions such as exp alone.
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
     """What one reading of the model found, by position of the parameter."""
 
+    ledger: scale_uses.Ledger
     placed: Mapping[int, scale_uses.Placement]
-    notes: Mapping[int, str]
     tied: Mapping[int, float]  # Scales of embeddings that are also contracted.
     deps: int  # Which parameters the outputs depend on.
 
@@ -50,10 +53,10 @@ def find_rows(
     Raises:
         ValueError: If the outputs do not depend on any parameter.
     """
-    reading = _read(jaxpr, leaves, arrays, known={})
+    reading = _read(jaxpr, leaves, arrays, known={}, targets={})
     if reading.tied:
         # Once more, so that what follows a tied embedding sees the scale it really has.
-        reading = _read(jaxpr, leaves, arrays, known=reading.tied)
+        reading = _read(jaxpr, leaves, arrays, **_shared(reading))
     if reading.deps <= scale_values.BATCH:
         raise ValueError(
             "The model's output does not depend on any parameter in a way that has a gradient. "
@@ -68,12 +71,14 @@ def _read(
     arrays: Sequence[Any],
     *,
     known: Mapping[int, float],
+    targets: Mapping[int, float],
 ) -> Reading:
     reader = scale_reader.Reader(
         always=scale_control.RULES | scale_contract.RULES,
         on_views=scale_moves.RULES | scale_consume.RULES,
         shapes_only=any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays),
         known=known,
+        targets=targets,
     )
     outs = reader.run(jaxpr, _inputs(reader, leaves, arrays))
     placed, tied = {}, {}
@@ -82,7 +87,26 @@ def _read(
         if placed[i].eta < 1 and any(use.kind is scale_uses.LOOKED_UP for use in uses):
             tied[i] = placed[i].eta
     deps = scale_reader.union(outs)
-    return Reading(placed=placed, notes=reader.ledger.notes, tied=tied, deps=deps)
+    return Reading(ledger=reader.ledger, placed=placed, tied=tied, deps=deps)
+
+
+def _shared(reading: Reading) -> dict[str, dict[int, float]]:
+    """Shares the scale of a tied embedding with the layer whose result it is contracted with.
+
+    Unit logits fix the product of the two scales only. Where the result also stands beside
+    the embedding's rows, as the output of an LSTM does at the next step, the two share it
+    evenly: with n terms, the rows and the result have rms n**-1/4.
+    """
+    known, targets = {}, {}
+    for i, eta in reading.tied.items():
+        fed_by = [
+            kernel
+            for kernel in reading.ledger.fed_by.get(i, ())
+            if kernel != i and any({i, kernel} <= group for group in reading.ledger.neighbours)
+        ]
+        known[i] = math.sqrt(eta) if fed_by else eta
+        targets |= dict.fromkeys(fed_by, math.sqrt(eta))
+    return {"known": known, "targets": targets}
 
 
 def _inputs(
@@ -100,20 +124,30 @@ def _inputs(
 def _input(reader: scale_reader.Reader, x: Any, deps: int) -> scale_values.Value:
     data = x
     if isinstance(x, jax.ShapeDtypeStruct):
-        data = scale_values.unit_bag(x.dtype, reader.rng())
+        data = _unknown(reader, x, 1.0 if deps == scale_values.BATCH else INITIAL_RMS)
     elif reader.shapes_only and math.prod(x.shape) > scale_reader.HUGE:
         data = scale_values.Bag(scale_values.as_samples(x))
     return scale_values.Value(shape=tuple(x.shape), dtype=x.dtype, data=data, deps=deps)
+
+
+def _unknown(reader: scale_reader.Reader, x: jax.ShapeDtypeStruct, rms: float) -> Any:
+    """Makes data for an input of which only the shape is known."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return scale_values.unit_bag(x.dtype, reader.rng())
+    if reader.shapes_only:
+        samples = scale_values.unit_bag(x.dtype, reader.rng()).samples
+        return scale_values.Bag((samples * rms).astype(x.dtype))
+    return jnp.asarray(rms * reader.rng().standard_normal(x.shape, np.float32), x.dtype)
 
 
 def _row(reading: Reading, i: int, name: trees.Name, leaf: Any) -> ScaleRow:
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return _fallback_row(name, leaf, f"it is of {leaf.dtype}, which has no gradient")
     if not reading.deps & scale_values.param_bit(i):
-        note = f" ({reading.notes[i]})" if i in reading.notes else ""
+        note = f" ({reading.ledger.notes[i]})" if i in reading.ledger.notes else ""
         return _fallback_row(name, leaf, f"unused, the output does not depend on it{note}")
     if i not in reading.placed:
-        reason = reading.notes.get(i, "used in no way that has a rule")
+        reason = reading.ledger.notes.get(i, "used in no way that has a rule")
         return _fallback_row(name, leaf, reason)
     placement = reading.placed[i]
     return ScaleRow(

@@ -46,6 +46,7 @@ class Use:
     reduced: frozenset[int]  # Axes of the parameter over which its slots are averaged.
     n_terms: float = 1  # How many products are summed in a contraction.
     part: scale_views.Part = ()
+    target: float = 1.0  # The rms that the result shall have.
     detail: str = ""
 
 
@@ -58,7 +59,7 @@ class Pool:
 
     def eta(self, use: Use) -> float:
         """The scale that this use asks for."""
-        return use.kind.eta(use.n_terms, self.total / self.n)
+        return use.target * use.kind.eta(use.n_terms, self.total / self.n)
 
 
 class Ledger:
@@ -67,6 +68,8 @@ class Ledger:
     def __init__(self) -> None:
         self.uses: dict[int, dict[Use, Pool]] = {}
         self.notes: dict[int, str] = {}
+        self.fed_by: dict[int, tuple[int, ...]] = {}  # Kernel -> the kernels that give its input.
+        self.neighbours: list[set[int]] = []  # Parameters whose results share a space.
         self._seen: dict[tuple[int, scale_views.Part], int] = {}
 
     def order(self, view: scale_views.View) -> int:

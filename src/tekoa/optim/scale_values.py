@@ -45,6 +45,7 @@ class Value:
     deps: int = 0
     views: tuple[scale_views.View, ...] = ()
     product: tuple[scale_views.View, float] | None = None  # Just multiplied: by data of this ms.
+    source: tuple[int, ...] = ()  # The parameters whose contraction it is, up to linear steps.
 
     @property
     def from_batch(self) -> bool:

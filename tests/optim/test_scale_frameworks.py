@@ -1,0 +1,230 @@
+"""One model, four libraries, one table; and the models that the issue names."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from tekoa.optim import scale
+
+
+def images():
+    return np.random.default_rng(0).random((4, 8, 8, 3)).astype(np.float32)
+
+
+def tokens(vocab=50):
+    return np.random.default_rng(0).integers(0, vocab, (4, 12))
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(6, (3, 3), name="conv")(x)).reshape(x.shape[0], -1)
+        x = nn.LayerNorm(name="norm")(nn.Dense(10, name="dense")(x))
+        return nn.Dense(4, name="head")(nn.gelu(x))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.conv = nnx.Conv(3, 6, (3, 3), rngs=rngs)
+        self.dense = nnx.Linear(384, 10, rngs=rngs)
+        self.norm = nnx.LayerNorm(10, rngs=rngs)
+        self.head = nnx.Linear(10, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.conv(x)).reshape(x.shape[0], -1)
+        return self.head(nnx.gelu(self.norm(self.dense(x))))
+
+
+class EquinoxNet(eqx.Module):
+    conv: eqx.nn.Conv2d
+    dense: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.conv = eqx.nn.Conv2d(3, 6, 3, padding="SAME", key=key)
+        self.dense = eqx.nn.Linear(384, 10, key=key)
+        self.norm = eqx.nn.LayerNorm(10)
+        self.head = eqx.nn.Linear(10, 4, key=key)
+
+    def __call__(self, x):
+        x = jax.nn.relu(self.conv(jnp.moveaxis(x, -1, 0)))
+        x = jnp.moveaxis(x, 0, -1).reshape(-1)
+        return self.head(jax.nn.gelu(self.norm(self.dense(x))))
+
+
+def linen_table():
+    return linen_scales(LinenNet(), images())
+
+
+def nnx_table():
+    graph, params = nnx.split(nnx.eval_shape(lambda: NnxNet(nnx.Rngs(1))), nnx.Param)
+    return scale.scales(lambda p, x: nnx.merge(graph, p)(x), params, images())
+
+
+def equinox_table():
+    model = eqx.filter_eval_shape(EquinoxNet, jax.random.key(2))
+    params, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    return scale.scales(lambda p, x: jax.vmap(eqx.combine(p, static))(x), params, images())
+
+
+def function_table():
+    def model(p, x):
+        dims = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, p["conv"]["kernel"], (1, 1), "SAME", (1, 1), (1, 1), dims)
+        x = jax.nn.relu(x + p["conv"]["bias"]).reshape(len(x), -1)
+        x = x @ p["dense"]["kernel"] + p["dense"]["bias"]
+        x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        x = jax.nn.gelu(x * p["norm"]["scale"] + p["norm"]["bias"])
+        return x @ p["head"]["kernel"] + p["head"]["bias"]
+
+    params = jax.eval_shape(LinenNet().init, jax.random.key(3), images())["params"]
+    return scale.scales(model, params, images())
+
+
+def sorted_rows(table):
+    rename = {"weight": "kernel"}
+    rows = {}
+    for row in table:
+        part, leaf = row.name
+        leaf = "scale" if (part, leaf) == ("norm", "weight") else rename.get(leaf, leaf)
+        rows[f"{part}/{leaf}"] = row
+    return dict(sorted(rows.items()))
+
+
+@pytest.mark.parametrize("table", [nnx_table, equinox_table, function_table])
+def test_every_library_gives_the_table_of_linen(table):
+    linen, other = sorted_rows(linen_table()), sorted_rows(table())
+    expected = {name: row.eta for name, row in linen.items()}
+    assert {name: row.eta for name, row in other.items()} == pytest.approx(expected, rel=1e-3)
+    for name, row in linen.items():
+        # Equinox has outputs first; the slots are the same numbers.
+        assert math.prod(other[name].slot_shape) == math.prod(row.slot_shape)
+
+
+def test_names_are_those_that_the_optimizer_asks_for():
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: NnxNet(nnx.Rngs(1))), nnx.Param)
+    tx = scale.amos_for(lambda p, x: nnx.merge(graph, p)(x), shapes, images(), n_batches=10)
+    params = jax.tree.map(lambda s: jnp.zeros(s.shape), shapes)
+    assert jax.tree.leaves(tx.init(params).v["dense"]["kernel"])[0].shape == (1, 10)
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, _=None):
+        y = nn.LayerNorm()(x)
+        mask = nn.make_causal_mask(x[..., 0])
+        x = x + nn.MultiHeadDotProductAttention(4, name="attention")(y, mask=mask)
+        y = nn.LayerNorm()(x)
+        return x + nn.Dense(x.shape[-1], name="narrow")(nn.gelu(nn.Dense(64, name="wide")(y))), None
+
+
+class Transformer(nn.Module):
+    is_scanned: bool = False
+
+    @nn.compact
+    def __call__(self, ids):
+        embed = nn.Embed(50, 32, name="embed")
+        x = embed(ids) + self.param("position", nn.initializers.normal(), (12, 32))
+        if self.is_scanned:
+            layers = nn.scan(Block, {"params": 0}, split_rngs={"params": True}, length=2)
+            x, _ = layers(name="layers")(x, None)
+        else:
+            for i in range(2):
+                x, _ = Block(name=f"layer_{i}")(x)
+        return embed.attend(nn.RMSNorm(name="final")(x))
+
+
+def linen_scales(model, *batch):
+    params = jax.eval_shape(model.init, jax.random.key(0), *batch)["params"]
+    return scale.scales(lambda p, *b: model.apply({"params": p}, *b), params, *batch)
+
+
+def test_transformer_is_placed_throughout():
+    table = linen_scales(Transformer(), tokens())
+    assert not table.unplaced
+    attention = "layer_1/attention"
+    for name in ("query", "key", "value"):
+        assert table[f"{attention}/{name}/kernel"].eta == pytest.approx(32**-0.5, rel=0.02)
+        assert table[f"{attention}/{name}/kernel"].slot_shape == (1, 4, 8)
+        assert table[f"{attention}/{name}/bias"].eta == pytest.approx(0.5, rel=0.02)
+    assert table[f"{attention}/out/kernel"].slot_shape == (1, 1, 32)
+    assert table[f"{attention}/out/kernel"].eta == pytest.approx(32**-0.5, rel=0.1)
+    assert table["layer_0/wide/kernel"].eta == pytest.approx(32**-0.5, rel=0.02)
+    assert table["layer_0/wide/kernel"].slot_shape == (1, 64)
+    # gelu of a unit normal has mean square 0.425.
+    assert table["layer_0/narrow/kernel"].eta == pytest.approx((64 * 0.425) ** -0.5, rel=0.05)
+    assert table["layer_0/LayerNorm_0/scale"].eta == 1
+    assert table["final/scale"].eta == 1
+    assert math.prod(table["position"].slot_shape) == 12
+
+
+def test_tied_embedding_takes_the_smaller_scale_and_says_so():
+    row = linen_scales(Transformer(), tokens())["embed/embedding"]
+    assert row.eta == pytest.approx(32**-0.5, rel=0.02)
+    assert row.slot_shape == (50, 1)
+    assert "tied" in row.reason
+    assert "looked up (1)" in row.reason
+
+
+def test_scan_over_layers_gives_each_slice_the_scale_of_its_layer():
+    unrolled = linen_scales(Transformer(), tokens())
+    scanned = linen_scales(Transformer(is_scanned=True), tokens())
+    for row in unrolled:
+        if row.name[0] not in ("layer_0", "layer_1"):
+            continue
+        stacked = scanned["/".join(("layers", *row.name[1:]))]
+        layer = int(row.name[0][-1])
+        by_slice = np.broadcast_to(scanned.eta_fn(stacked.name, stacked.shape), stacked.shape)
+        assert by_slice[layer].flat[0] == pytest.approx(row.eta, rel=0.05)
+        assert stacked.slot_shape == (2, *(row.slot_shape or (1,) * len(row.shape)))
+
+
+class Recurrent(nn.Module):
+    cell: type
+
+    @nn.compact
+    def __call__(self, ids):
+        embed = nn.Embed(50, 16, name="embed")
+        return embed.attend(nn.RNN(self.cell(16), name="rnn")(embed(ids)))
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell, nn.OptimizedLSTMCell, nn.GRUCell, nn.SimpleCell])
+def test_recurrent_language_model_is_placed_throughout(cell):
+    table = linen_scales(Recurrent(cell), tokens())
+    assert not table.unplaced
+    kernels = [row for row in table if row.name[-1] == "kernel"]
+    assert {row.slot_shape for row in kernels} == {(1, 16)}
+    # A state is below 1, so its kernel is above 1/sqrt(16); nothing is out of all proportion.
+    assert all(0.2 < row.eta < 8 for row in kernels)
+    assert {row.slot_shape for row in table if row.name[-1] == "bias"} == {()}
+
+
+@pytest.mark.parametrize("shapes_only", [False, True])
+def test_norms_and_convolutions_of_all_kinds(shapes_only):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.BatchNorm(use_running_average=True)(nn.Conv(8, (3, 3))(x))
+            x = nn.GroupNorm(2)(nn.Conv(8, (3, 3), feature_group_count=8, name="depthwise")(x))
+            x = nn.ConvTranspose(4, (3, 3), strides=(2, 2), name="up")(nn.relu(x))
+            return nn.Einsum((4, 5), "bhwi,io->bhwo", name="einsum")(x)
+
+    model, x = Net(), images()
+    params = jax.eval_shape(model.init, jax.random.key(0), x)["params"]
+    rest = {"batch_stats": {"BatchNorm_0": {"mean": np.zeros(8, "f"), "var": np.ones(8, "f")}}}
+    batch = jax.ShapeDtypeStruct(x.shape, x.dtype) if shapes_only else x
+    table = scale.scales(lambda p, x: model.apply({"params": p, **rest}, x), params, batch)
+    assert not table.unplaced
+    assert table["BatchNorm_0/scale"].eta == table["GroupNorm_0/scale"].eta == 1
+    assert table["depthwise/kernel"].slot_shape == (1, 1, 1, 8)
+    assert table["depthwise/kernel"].eta == pytest.approx(1 / 3, rel=0.05)  # Nine unit terms.
+    # Of 9 x 8 terms a stride of 2 x 2 leaves a quarter; rectified they are 1/2 each.
+    assert table["up/kernel"].eta == pytest.approx((18 * 0.5) ** -0.5, rel=0.05)
+    assert table["einsum/kernel"].eta == pytest.approx(0.5, rel=0.02)  # Four unit terms.
