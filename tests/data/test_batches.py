@@ -254,7 +254,7 @@ def test_the_position_stays_small(make_source, kind):
 
 
 def test_nested_examples_stack(make_source):
-    source = data.as_source([({"gold": at}, [at, np.zeros(2)]) for at in range(6)])
+    source = data.as_source([({"gold": at}, (at, [0.0, 0.0])) for at in range(6)])
     gold, (number, zeros) = list(source.batches(4, epochs=1, remainder="keep"))[1]
     assert gold["gold"].tolist() == number.tolist() == [4, 5]
     assert zeros.shape == (2, 2)

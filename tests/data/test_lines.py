@@ -137,6 +137,8 @@ def test_a_file_that_is_cut_while_read_is_noticed(tmp_path, small_blocks):
     path.write_text("ab\n" * 2)
     with pytest.raises(data.DataError, match="became shorter than 300 bytes"):
         read.reach(90)
+    with pytest.raises(data.DataError, match="became shorter than 300 bytes"):
+        read.gather(Draw.of_rows([20]))
 
 
 @pytest.mark.slow

@@ -1,4 +1,8 @@
 import itertools
+import os
+import socket
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -88,3 +92,42 @@ def test_a_changed_pipeline_is_refused_and_allowed():
 def test_nothing_ahead_is_refused():
     with pytest.raises(ValueError, match="size must be at least 1"):
         data.device_prefetch(source().batches(8), size=0)
+
+
+TWO_PROCESSES = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from tekoa import data
+
+index, port = int(sys.argv[1]), sys.argv[2]
+jax.distributed.initialize(f"localhost:{port}", 2, index)
+mesh = jax.make_mesh((4,), ("data",))
+sharding = NamedSharding(mesh, PartitionSpec("data"))
+source = data.as_source({"x": np.arange(40), "y": np.arange(40)})
+whole = source.batches(8, shuffle=True, seed=1)
+parts = source.batches(8, shuffle=True, seed=1, shard=(jax.process_index(), jax.process_count()))
+for given in (sharding, {"x": sharding, "y": sharding}):
+    batches = data.device_prefetch(parts, given)
+    expected, seen = next(whole), next(batches)
+    parts.restore(batches.state())
+    assert seen["x"].shape == (8,)
+    for shard in seen["x"].addressable_shards:
+        np.testing.assert_array_equal(shard.data, expected["x"][shard.index])
+assert len(seen["y"].addressable_shards) == 2
+"""
+
+
+@pytest.mark.slow
+def test_processes_make_up_the_global_batch_together():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        port = listener.getsockname()[1]
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", TWO_PROCESSES, str(at), str(port)], env=environment)
+        for at in range(2)
+    ]
+    assert [run.wait(timeout=100) for run in runs] == [0, 0]

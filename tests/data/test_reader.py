@@ -43,6 +43,11 @@ def test_examples_that_are_no_dict_have_no_shapes():
     assert reader.describe("pairs", (np.zeros(2), np.zeros(2))).shapes == {}
 
 
+def test_lists_of_text_are_arrays_of_objects():
+    assert reader.as_array(["a", "bc"]).dtype == object
+    assert reader.as_array([1, 2]).dtype == np.int64
+
+
 @pytest.mark.parametrize("value", ["text", b"bytes", None])
 def test_text_stays_an_object(value):
     array = reader.as_array(value)

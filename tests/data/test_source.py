@@ -53,6 +53,7 @@ def test_two_iterators_of_one_stream_do_not_disturb_one_another(make_source):
     for _ in range(9):
         seen_a.append(next(a)["x"].tolist())
         seen_b.append(next(b)["x"].tolist())
+        assert a.state()["batch"] == b.state()["batch"]
     assert seen_b == [[at % 20 for at in range(s, s + 5)] for s in range(0, 45, 5)]
     alone = make_source("resumable", 20).batches(3, shuffle=4)
     assert seen_a == [next(alone)["x"].tolist() for _ in range(9)]

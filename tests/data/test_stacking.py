@@ -5,12 +5,12 @@ from tekoa.data import stacking
 from tekoa.data.reader import DataError
 
 
-def test_dicts_tuples_and_lists_keep_their_structure():
-    examples = [({"a": at, "b": [at, np.zeros(2)]}, at) for at in range(3)]
+def test_dicts_and_tuples_keep_their_structure():
+    examples = [({"a": at, "b": (at, [0.5, at])}, at) for at in range(3)]
     batch = stacking.stack(examples, "test")
     assert isinstance(batch, tuple)
     assert batch[0]["a"].tolist() == batch[1].tolist() == [0, 1, 2]
-    assert batch[0]["b"][1].shape == (3, 2)
+    assert batch[0]["b"][1].tolist() == [[0.5, 0], [0.5, 1], [0.5, 2]]
 
 
 def test_a_row_is_the_example_that_was_stacked():

@@ -99,3 +99,9 @@ def test_info_of_mapped_data_is_that_of_its_result():
     )
     assert source.info.shapes == {"pixels": (64,), "label": ()}
     assert source.info.n_classes == 10
+    assert source.info.value_range is None
+
+
+def test_the_range_stays_known_while_the_image_stays_itself():
+    source = data.load("digits://split=test").map(lambda example: {**example, "weight": 1.0})
+    assert source.info.value_range == (0, 16)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tekoa.data import files, stacking
-from tekoa.data.reader import DataError, Draw, Info, describe
+from tekoa.data.reader import DataError, Draw, Info, as_array, describe
 
 BLOCK = 2**14
 _SCAN_BLOCKS = 64
@@ -169,7 +169,10 @@ class _File:
             return self._content[start:stop]
         if self._fd is None:
             self._fd = os.open(self.path, os.O_RDONLY)
-        return os.pread(self._fd, stop - start, start)
+        content = os.pread(self._fd, stop - start, start)
+        if len(content) < stop - start:
+            raise DataError(f"{self.path} became shorter than {self.size} bytes while being read.")
+        return content
 
     def count_starts(self, offset: int) -> np.ndarray:
         """Counts the lines that start in each of the next blocks.
@@ -178,8 +181,6 @@ class _File:
         """
         stop = min(self.size, offset + BLOCK * _SCAN_BLOCKS)
         before = self._read(max(0, offset - 1), stop - 1)
-        if len(before) < stop - 1 - max(0, offset - 1):
-            raise DataError(f"{self.path} became shorter than {self.size} bytes while being read.")
         is_start = np.frombuffer(before, np.uint8) == _NEWLINE
         if offset == 0:
             is_start = np.concatenate([[True], is_start])
@@ -193,14 +194,14 @@ class _File:
         end = text.find(b"\n", start)
         while end < 0 and offset + len(text) < self.size:
             n_before = len(text)
-            text += self._read(offset + n_before, offset + 2 * n_before + BLOCK)
+            text += self._read(offset + n_before, min(self.size, offset + 2 * n_before + BLOCK))
             end = text.find(b"\n", n_before)
         return text[start : end if end >= 0 else len(text)].removesuffix(b"\r")
 
     def _block(self, offset: int) -> tuple[int, bytes, np.ndarray]:
         """Gives a block's bytes and where its lines start; the last one is kept."""
         if self._cached[0] != offset:
-            text = self._read(offset, offset + BLOCK)
+            text = self._read(offset, min(self.size, offset + BLOCK))
             starts = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
             starts = starts[starts < len(text)]
             if offset == 0 or self._read(offset - 1, offset) == b"\n":
@@ -233,11 +234,4 @@ def json_example(text: str) -> Any:
     example = json.loads(text)
     if not isinstance(example, dict):
         raise ValueError(f"expected a JSON object, found {text[:40]!r}")
-    return {key: _list_as_array(value) for key, value in example.items()}
-
-
-def _list_as_array(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    array = np.asarray(value)
-    return array if array.dtype.kind in "biuf" else np.asarray(value, object)
+    return {key: as_array(v) if isinstance(v, list) else v for key, v in example.items()}

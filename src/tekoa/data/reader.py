@@ -182,4 +182,5 @@ def as_array(value: Any) -> np.ndarray:
         cell = np.empty((), object)
         cell[()] = value
         return cell
-    return np.asarray(value)
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "SU" else array

@@ -1,5 +1,6 @@
 """`Source`: examples by number, mapped, cut, and handed out in batches."""
 
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +29,7 @@ class Source:
     def __init__(self, reader: readers.Reader, *, epochs: int | None = 1):
         self._reader, self._epochs = reader, epochs
 
-    @property
+    @functools.cached_property
     def info(self) -> readers.Info:
         """Shapes, dtypes, number of classes and value range, where known."""
         return self._reader.info

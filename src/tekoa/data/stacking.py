@@ -1,7 +1,7 @@
 """Stacks examples into a batch and takes a batch apart, whatever their nesting.
 
-An example is a dict of arrays as a rule; tuples, lists and dicts inside one another
-work too, so that data functions written for other runners can be used.
+An example is a dict of arrays as a rule. Dicts and tuples inside one another work too, so
+that data functions written for other runners can be used; a list is an array.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +41,9 @@ def _stacked(examples: Sequence[Any], where: str, field: str) -> Any:
             key: _stacked([example[key] for example in examples], where, f"{field}/{key}")
             for key in first
         }
-    if isinstance(first, (tuple, list)):
+    if isinstance(first, tuple):
         columns = zip(*examples, strict=True)
-        parts = [_stacked(column, where, f"{field}/{at}") for at, column in enumerate(columns)]
-        return type(first)(parts) if type(first) in (tuple, list) else tuple(parts)
+        return tuple(_stacked(column, where, f"{field}/{at}") for at, column in enumerate(columns))
     return _stacked_leaves([as_array(value) for value in examples], where, field)
 
 

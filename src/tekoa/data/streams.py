@@ -96,7 +96,7 @@ class StreamReader:
         """Gives rows that are not below the floor, reading forwards as needed."""
         places = [self._place(e, r) for e, r in zip(draw.epochs.tolist(), draw.rows.tolist())]
         if (lowest := min(places)) < self._low:
-            self._restart(lowest - lowest % self._length if self._length else 0, None)
+            self._restart(self._epoch_start(lowest), None)
         self._read_to(max(places) + 1)
         self._release(self._place(*draw.floor))
         picked = [self._decoded(self._kept[place - self._low]) for place in places]
@@ -105,7 +105,9 @@ class StreamReader:
     def anchor(self, floor: tuple[int, int]) -> Any:
         """Gives the latest noted place at or below the floor, and the length if known."""
         place = self._place(*floor)
-        noted, state = next(note for note in reversed(self._notes) if note[0] <= place)
+        notes = [note for note in self._notes if note[0] <= place]
+        # Another iterator of this stream may have left this place behind.
+        noted, state = notes[-1] if notes else (self._epoch_start(place), None)
         return {"place": noted, "state": state, "length": self._length}
 
     def resume(self, anchor: Any) -> None:
@@ -116,6 +118,9 @@ class StreamReader:
 
     def _place(self, epoch: int, row: int) -> int:
         return epoch * (self._length or 0) + row
+
+    def _epoch_start(self, place: int) -> int:
+        return place - place % self._length if self._length else 0
 
     def _decoded(self, raw: Any) -> Any:
         return raw if self._decode is None else self._decode(raw)

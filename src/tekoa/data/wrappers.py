@@ -90,7 +90,13 @@ class Mapped:
         """The base's facts, with the shapes and dtypes of the mapped first example."""
         base = self.base.info
         seen = describe(base.name, self.first())
-        return dataclasses.replace(base, shapes=seen.shapes, dtypes=seen.dtypes)
+        is_same = seen.dtypes.get("image") == base.dtypes.get("image")
+        return dataclasses.replace(
+            base,
+            shapes=seen.shapes,
+            dtypes=seen.dtypes,
+            value_range=base.value_range if is_same else None,
+        )
 
     def gather(self, draw: Draw) -> Any:
         """Gives the transformed rows."""
