@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tekoa.data import files, patterns, permutation, vocabulary
-from tekoa.data.reader import Batch, DataError, Draw, Info, RandomAccess, describe
+from tekoa.data.reader import Batch, DataError, Draw, RandomAccess, describe
 from tekoa.data.source import Source
 
 # Tells the draw of an epoch's skip from other draws with the same seed and epoch.
@@ -46,26 +46,33 @@ def tokens(
     if not paths:
         raise DataError(f"{path!r} names no text file.")
     if vocab_path is None:
-        stream = np.concatenate([np.frombuffer(files.read_bytes(p), np.uint8) for p in paths])
+        parts = [np.frombuffer(files.read_bytes(p), np.uint8) for p in paths]
         facts: dict[str, Any] = {"start_id": None, "end_id": None}
         n_classes = 256
     else:
         words = vocabulary.read_vocabulary(vocab_path)
-        stream = np.concatenate([words.encode(files.read_bytes(p), p) for p in paths])
+        parts = [words.encode(files.read_bytes(p), p) for p in paths]
         facts = {"start_id": words.start_id, "end_id": words.end_id}
         n_classes = len(words)
-    name = f"tokens of {files.names(paths)}"
-    reader = TokenReader(stream.astype(np.int32), seq_length, name, random_skip=random_skip)
-    reader.info = describe(
-        name, reader.first(), n_classes=n_classes, facts={**facts, "n_tokens": len(stream)}
+    stream = np.concatenate(parts).astype(np.int32)
+    return Source(
+        TokenReader(
+            stream,
+            seq_length,
+            f"tokens of {files.names(paths)}, {n_classes} kinds",
+            random_skip=random_skip,
+            n_classes=n_classes,
+            facts={**facts, "n_tokens": len(stream)},
+        )
     )
-    return Source(reader)
 
 
 class TokenReader(RandomAccess):
     """Sequences of one length out of a long array of tokens."""
 
-    def __init__(self, stream: np.ndarray, seq_length: int, name: str, *, random_skip: bool):
+    def __init__(
+        self, stream: np.ndarray, seq_length: int, name: str, *, random_skip: bool, **facts: Any
+    ):
         self._stream, self._seq_length = stream, seq_length
         n_tokens = len(stream)
         if random_skip:
@@ -79,7 +86,7 @@ class TokenReader(RandomAccess):
         self.block_rows = max(1, 2**17 // seq_length)
         skip = " with random skip" if random_skip else ""
         self.name = f"{name}: {n_tokens} by {seq_length}{skip}"
-        self.info = Info(name=self.name)
+        self.info = describe(self.name, self.first(), **facts)
 
     def __len__(self) -> int:
         return self._length

@@ -56,10 +56,11 @@ def filenames(pattern: Pattern) -> list[str]:
     >>> filenames('digits://split=train,dummy://')
     ['digits://split=train']
     """
-    if isinstance(pattern, (str, Path)):
-        pattern = str(pattern).split(",") if isinstance(pattern, str) else [str(pattern)]
-    pieces = [str(piece).strip() for piece in pattern]
-    if any(not piece for piece in pieces) or (not pieces and isinstance(pattern, str)):
+    if isinstance(pattern, Path):
+        pattern = [str(pattern)]
+    pieces = pattern.split(",") if isinstance(pattern, str) else pattern
+    pieces = [str(piece).strip() for piece in pieces]
+    if "" in pieces:
         raise DataError(f"The data pattern {','.join(pieces)!r} has an empty part.")
     return [name for piece in pieces for name in _expanded(piece)]
 
