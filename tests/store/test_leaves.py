@@ -102,3 +102,11 @@ def test_unreadable_index_is_damage(tmp_path, text):
 def test_unknown_dtype_is_damage():
     with pytest.raises(errors.DamagedError, match="'float99'"):
         leaves.to_dtype("float99")
+
+
+def test_index_with_a_leaf_inside_a_leaf_is_damage(tmp_path):
+    inner, outer = (leaves.Leaf(name=name, shape=(), dtype="int8") for name in (("a", "b"), ("a",)))
+    index = leaves.Index(step=1, leaves={("a", "b"): inner, ("a",): outer}, items=["a"], meta={})
+    leaves.write_index(tmp_path, index)
+    with pytest.raises(errors.DamagedError, match="both a leaf and a node"):
+        leaves.read_index(tmp_path)

@@ -41,3 +41,10 @@ def test_missing_step_is_named_with_those_there(saved):
     assert steps.find(directory, 5) == directory / "checkpoint_5"
     with pytest.raises(errors.StoreError, match=r"no step 3. Steps there: \[5\]"):
         steps.find(directory, 3)
+
+
+def test_renamed_step_is_not_taken_for_another(saved):
+    directory = saved({"x": np.ones(1)})
+    os.rename(directory / "checkpoint_5", directory / "checkpoint_6")
+    with pytest.raises(errors.DamagedError, match="holds step 5"):
+        steps.open_step(directory / "checkpoint_6")

@@ -116,7 +116,7 @@ def read(
         if name not in full:
             values[name] = np.zeros(leaf.shape, leaves.to_dtype(leaf.dtype))
         elif name in reading:
-            values[name] = from_stored(_result(directory, name, reading[name]), leaf.dtype)
+            values[name] = from_stored(finish(reading[name], _where(directory, name)), leaf.dtype)
         else:
             values[name] = read_shards(directory, leaf, opened[name], shardings[name])
     return values
@@ -144,7 +144,7 @@ def _check_sizes(directory: pathlib.Path, wanted: Mapping[trees.Name, leaves.Lea
 
 
 def _check(directory: pathlib.Path, leaf: leaves.Leaf, future: Any) -> Any:
-    store = _result(directory, leaf.name, future)
+    store = finish(future, _where(directory, leaf.name))
     dtype = leaf.dtype if leaf.dtype in _NATIVE else "uint8"
     if tuple(store.shape) != leaf.shape or store.dtype.name != dtype:
         raise errors.DamagedError(
@@ -154,13 +154,24 @@ def _check(directory: pathlib.Path, leaf: leaves.Leaf, future: Any) -> Any:
     return store
 
 
-def _result(directory: pathlib.Path, name: trees.Name, future: Any) -> Any:
+def finish(future: Any, where: str) -> Any:
+    """Waits for TensorStore; what it cannot open or read is damage.
+
+    Args:
+        future: What TensorStore returned.
+        where: The array, for the message.
+
+    Raises:
+        errors.DamagedError: If it failed.
+    """
     try:
         return future.result()
     except (ValueError, OSError) as error:
-        raise errors.DamagedError(
-            f"{directory}: array {'/'.join(name)!r} cannot be read: {error}"
-        ) from error
+        raise errors.DamagedError(f"{where} cannot be read: {error}") from error
+
+
+def _where(directory: pathlib.Path, name: trees.Name) -> str:
+    return f"{directory}: array {'/'.join(name)!r}"
 
 
 def read_shards(
@@ -172,7 +183,7 @@ def read_shards(
 
     def shard(where: tuple[slice, ...]) -> np.ndarray:
         if str(where) not in seen:
-            data = _result(directory, leaf.name, store[where].read())
+            data = finish(store[where].read(), _where(directory, leaf.name))
             seen[str(where)] = from_stored(data, leaf.dtype)
         return seen[str(where)]
 

@@ -142,6 +142,11 @@ def flatten(items: Mapping[str, trees.PyTree]) -> dict[trees.Name, Any]:
             if name in named:
                 raise ValueError(f"Two leaves are both named {'/'.join(name)!r}. Rename one.")
             named[name] = leaf
+    _check_nesting(named)
+    return named
+
+
+def _check_nesting(named: Mapping[trees.Name, Any]) -> None:
     for name in named:
         for n_parts in range(1, len(name)):
             if name[:n_parts] in named:
@@ -149,7 +154,6 @@ def flatten(items: Mapping[str, trees.PyTree]) -> dict[trees.Name, Any]:
                     f"{'/'.join(name[:n_parts])!r} is both a leaf and a node of "
                     f"{'/'.join(name)!r}. Rename one."
                 )
-    return named
 
 
 def snapshot(items: Mapping[str, trees.PyTree]) -> Callable[[], dict[str, trees.PyTree]]:
@@ -222,17 +226,28 @@ def read_index(directory: pathlib.Path) -> Index:
     path = directory / names.INDEX
     try:
         body = json.loads(path.read_text())
-        leaves = [
-            Leaf(name=tuple(name), shape=tuple(shape), dtype=dtype, kind=kind, detail=detail)
-            for name, shape, dtype, kind, detail in body["leaves"]
-        ]
-        return Index(
+        leaves = [_parse_leaf(*fields) for fields in body["leaves"]]
+        index = Index(
             step=body["step"],
             leaves={leaf.name: leaf for leaf in leaves},
-            items=body["items"],
-            meta=body["meta"],
-            metrics=body["metrics"],
-            nodes={tuple(name): kind for name, kind in body["nodes"]},
+            items=[str(item) for item in body["items"]],
+            meta=dict(body["meta"]),
+            metrics={str(name): float(value) for name, value in body["metrics"].items()},
+            nodes={tuple(map(str, name)): str(kind) for name, kind in body["nodes"]},
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise errors.DamagedError(f"{path}: the index is not readable: {error}.") from error
+        if type(index.step) is not int or index.step < 0:
+            raise ValueError(f"step {index.step!r}")
+        _check_nesting(index.leaves)
+        return index
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise errors.DamagedError(f"{path}: the index is not readable: {error!r}.") from error
+
+
+def _parse_leaf(name: Any, shape: Any, dtype: Any, kind: Any, detail: Any) -> Leaf:
+    is_name = isinstance(name, list) and name and all(isinstance(part, str) for part in name)
+    is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    is_kind = kind in ("array", "key", "python") and isinstance(detail, str)
+    if not (is_name and is_shape and is_kind and isinstance(dtype, str)):
+        raise ValueError(f"leaf {name!r}")
+    to_dtype(dtype)
+    return Leaf(name=tuple(name), shape=tuple(shape), dtype=dtype, kind=kind, detail=detail)

@@ -79,7 +79,7 @@ def read(directory: str | os.PathLike[str]) -> Manifest:
         version = fields.pop("version")
         listed = {str(p): (int(n), int(crc)) for p, (n, crc) in fields.pop("files").items()}
         manifest = Manifest(files=listed, **fields)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise errors.DamagedError(f"{path}: the manifest is not readable: {error}.") from error
     if version != VERSION:
         raise errors.DamagedError(

@@ -66,6 +66,8 @@ def open_step(path: str | os.PathLike[str], *, verify: manifest.Verify = "full")
         sealed = manifest.read(path)
         manifest.check(path, sealed, verify)
         layout = sealed.layout
+        if names.parse_step(path.name) not in (None, sealed.step):
+            raise errors.DamagedError(f"{path}: holds step {sealed.step}; it was renamed.")
     except FileNotFoundError:
         # Other programs write T5X steps without a manifest; nothing else may lack it.
         if not t5x.is_t5x(path) or (path / names.INDEX).exists():

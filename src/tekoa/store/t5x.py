@@ -147,10 +147,7 @@ def resolve(directory: pathlib.Path, tree: Any) -> Any:
             return {key: finish(child) for key, child in node.items()}
         if not isinstance(node, t5x_zarr.Spec):
             return node
-        try:
-            return reading[node.path].result()
-        except (ValueError, OSError) as error:
-            raise errors.DamagedError(f"{directory / node.path}: {error}") from error
+        return arrays.finish(reading[node.path], str(directory / node.path))
 
     start(tree)
     return finish(tree)

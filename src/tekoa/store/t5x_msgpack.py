@@ -18,6 +18,7 @@ MAX_CHUNK_BYTES = 2**30
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 _CHUNKED = "__msgpack_chunked_array__"
+_MAX_DEPTH = 100
 
 
 def pack(tree: Any) -> bytes:
@@ -47,9 +48,9 @@ def unpack(data: bytes, where: str) -> Any:
         tree = msgpack.unpackb(data, ext_hook=decode, strict_map_key=False, raw=False)
     except errors.DamagedError:
         raise
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise errors.DamagedError(f"{where}: is not a msgpack checkpoint: {error!r}.") from error
-    return _join_large(tree, where)
+    return _join_large(tree, where, depth=0)
 
 
 def _encode(value: Any) -> Any:
@@ -125,11 +126,13 @@ def _split_large(tree: Any) -> Any:
     }
 
 
-def _join_large(tree: Any, where: str) -> Any:
+def _join_large(tree: Any, where: str, depth: int) -> Any:
     if not isinstance(tree, dict):
         return tree
+    if depth > _MAX_DEPTH:
+        raise errors.DamagedError(f"{where}: is nested more than {_MAX_DEPTH} deep.")
     if _CHUNKED not in tree:
-        return {key: _join_large(value, where) for key, value in tree.items()}
+        return {key: _join_large(value, where, depth + 1) for key, value in tree.items()}
     try:
         shape = [tree["shape"][str(i)] for i in range(len(tree["shape"]))]
         chunks = [tree["chunks"][str(i)] for i in range(len(tree["chunks"]))]

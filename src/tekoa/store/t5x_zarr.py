@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tekoa.store import errors, names, t5x_msgpack
+from tekoa.store import arrays, errors, names, t5x_msgpack
 
 _TARGET_BYTES = 64 * 2**20
 _COMPRESSOR = {"id": "gzip", "level": 1}
@@ -148,7 +148,8 @@ def open_array(directory: pathlib.Path, spec: Spec) -> Any:
     sizes = _file_sizes(directory, folder)
     _check_zarray(folder, spec, sizes)
     kvstore = {"driver": "file", "path": f"{folder.absolute()}/"}
-    return ts.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
+    opening = ts.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True)
+    return arrays.finish(opening, str(folder))
 
 
 def _file_sizes(directory: pathlib.Path, folder: pathlib.Path) -> dict[str, int]:
@@ -172,15 +173,16 @@ def _check_zarray(folder: pathlib.Path, spec: Spec, sizes: dict[str, int]) -> No
         raise errors.DamagedError(f"{path}: is missing or far too large.")
     try:
         stored = json.loads(path.read_text())
-        shape, chunks = stored["shape"], stored["chunks"]
+        shape, chunks = tuple(stored["shape"]), tuple(stored["chunks"])
         compressor = stored["compressor"] and stored["compressor"]["id"]
         separator = stored.get("dimension_separator", ".")
         dtype = _dtype_of(stored["dtype"], str(path))
-    except (ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise errors.DamagedError(f"{path}: is not readable: {error!r}.") from error
-    if tuple(shape) != spec.shape or dtype.name != spec.dtype:
+    if shape != spec.shape or dtype.name != spec.dtype:
         raise errors.DamagedError(
-            f"{path}: has {dtype.name}{shape}, the checkpoint says {spec.dtype}{list(spec.shape)}."
+            f"{path}: has {dtype.name}{list(shape)}, the checkpoint says "
+            f"{spec.dtype}{list(spec.shape)}."
         )
     if compressor not in (None, "gzip", "zlib", "zstd") or stored.get("filters"):
         raise errors.DamagedError(f"{path}: compressor {compressor!r} is not supported.")
@@ -191,7 +193,7 @@ def _check_zarray(folder: pathlib.Path, spec: Spec, sizes: dict[str, int]) -> No
 
 
 def _check_chunks(
-    folder: pathlib.Path, spec: Spec, chunks: list[int], sizes: dict[str, int]
+    folder: pathlib.Path, spec: Spec, chunks: tuple[int, ...], sizes: dict[str, int]
 ) -> None:
     n_chunks = math.prod(-(-n // c) for n, c in zip(spec.shape, chunks, strict=True))
     n_files = len(sizes) - 1
