@@ -12,9 +12,8 @@ from tekoa.store import commit, errors, lease, manifest, names
 
 @pytest.fixture
 def held(tmp_path):
-    held, _ = lease.acquire(tmp_path / "run")
-    yield held
-    held.release()
+    with lease.held(tmp_path / "run") as held:
+        yield held
 
 
 def write(directory):

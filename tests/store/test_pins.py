@@ -17,9 +17,8 @@ def contents(directory):
 def test_held_step_outlives_its_removal(saved, tmp_path):
     directory = saved({"x": np.arange(3)})
     with pins.pinned(directory, 5, tmp_path / "own") as path:
-        held, _ = lease.acquire(directory)
-        commit.remove(held, 5)
-        held.release()
+        with lease.held(directory) as held:
+            commit.remove(held, 5)
         assert contents(directory) == []
         assert store.load(path)["x"].tolist() == [0, 1, 2]
         assert store.load(path.parent)["step"] == 5

@@ -38,9 +38,6 @@ def convert(
     def write(tmp: pathlib.Path) -> None:
         steps.write_step(tmp, opened.index, values, layout=layout, axes=axes or {})
 
-    lease, _ = lease_lib.acquire(directory)
-    try:
-        facts = {"meta_hash": commit.meta_hash(opened.index.meta)}
+    facts = {"meta_hash": commit.meta_hash(opened.index.meta)}
+    with lease_lib.held(directory) as lease:
         return commit.commit(lease, opened.index.step, write, layout=layout, facts=facts)
-    finally:
-        lease.release()

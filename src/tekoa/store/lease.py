@@ -125,6 +125,16 @@ def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
     return lease, True
 
 
+@contextlib.contextmanager
+def held(directory: str | os.PathLike[str]) -> Iterator[Lease]:
+    """Holds the lease of a directory for the body of a `with` statement; see `acquire`."""
+    lease, _ = acquire(directory)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
 def _release_held() -> None:
     """Gives back, when the program ends, what it did not give back itself."""
     for lease in list(_held.values()):

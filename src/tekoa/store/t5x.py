@@ -61,11 +61,8 @@ def write(
         ValueError: If two names would share a directory, or one cannot be a name.
     """
     state = to_state(tree)
-    lease, _ = lease_lib.acquire(directory)
-    try:
+    with lease_lib.held(directory) as lease:
         return commit.commit(lease, step, lambda tmp: write_tree(tmp, state, axes), layout="t5x")
-    finally:
-        lease.release()
 
 
 def is_t5x(path: pathlib.Path) -> bool:
