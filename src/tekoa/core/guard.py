@@ -4,6 +4,7 @@ The host runs ahead of the device, so the decision is taken on the device: a bad
 leaves the state as it was, and the record of it travels with the state.
 """
 
+import math
 from typing import Literal
 
 import jax
@@ -28,17 +29,18 @@ def guarded(
         old: The state before the step.
         new: The state after it.
         value: The step's loss.
-        squares: Sum of squares of each gradient leaf.
+        squares: Sum of squares of each gradient leaf, then of each leaf of the new
+            parameters, which an optimizer may spoil though the gradients are fine.
         on_nan: "stop" also keeps the old state ever after; "skip" goes on with the next
             step; "ignore" always gives the new state.
     """
     if on_nan == "ignore":
         return new
-    are_bad = jnp.stack([jnp.zeros((), bool), *(~jnp.isfinite(x) for x in squares)])
+    are_bad = jnp.stack([~jnp.isfinite(x) for x in squares])
     is_bad = ~jnp.isfinite(value) | jnp.any(are_bad)
     was_bad = old.health.first_step > 0
     is_first = is_bad & ~was_bad
-    leaf = jnp.where(jnp.any(are_bad), jnp.argmax(are_bad) - 1, -1).astype(jnp.int32)
+    leaf = jnp.where(jnp.any(are_bad), jnp.argmax(are_bad), -1).astype(jnp.int32)
     first = Health(old.health.n_bad + 1, old.step + 1, value.astype(jnp.float32), leaf)
     health = jax.tree.map(lambda a, b: jnp.where(is_first, b, a), old.health, first)
     health = health._replace(n_bad=old.health.n_bad + is_bad)
@@ -53,10 +55,14 @@ def diagnosis(state: TrainState) -> str:
     health = jax.device_get(state.health)
     if not health.n_bad:
         return ""
+    names = ["/".join(name) for name in trees.leaf_names(state.params)]
     places = []
-    if not jnp.isfinite(health.first_loss):
+    if not math.isfinite(health.first_loss):
         places.append(f"the loss was {float(health.first_loss)}")
-    if health.first_leaf >= 0:
-        name = "/".join(trees.leaf_names(state.params)[int(health.first_leaf)])
+    if 0 <= health.first_leaf < len(names):
+        name = names[health.first_leaf]
         places.append(f"the gradient of {name!r} was the first that was not finite")
+    elif health.first_leaf >= 0:
+        name = names[health.first_leaf - len(names)]
+        places.append(f"the update of {name!r} was the first that was not finite")
     return f"At step {int(health.first_step)} {' and '.join(places)}."

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from tekoa.core import batch as batches
 from tekoa.core import metrics
-from tekoa.core.model import ModelFns, Variables
+from tekoa.core.model import ModelFns, Variables, keep_form, run_model
 from tekoa.core.trees import PyTree
 
 Precision = Literal["float32", "bf16"]
@@ -33,21 +33,28 @@ def make_objective(
 
     The loss is total / count; the two are kept apart so that parts of a batch add up.
     """
-    lower = _to_bfloat16 if precision == "bf16" else lambda tree: tree
+    is_lowered = precision == "bf16"
+
+    def lower(tree: PyTree) -> PyTree:
+        return _cast(tree, jnp.float32, jnp.bfloat16) if is_lowered else tree
 
     def objective(params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
         inputs, targets = split(batch)
-        outputs, changed = model.apply(
-            lower(params), lower(variables), lower(inputs), rng=rng, train=True
+        # Running averages stay float32: bfloat16 would swallow their small moves.
+        rest, carry = without_carry(variables)
+        given = with_carry(rest, lower(carry))
+        outputs, changed = run_model(
+            model, lower(params), given, lower(inputs), rng=rng, train=True
         )
-        if precision == "bf16":
-            outputs = _to_float32(outputs)
-            changed = {k: jax.tree.map(as_before, variables[k], v) for k, v in changed.items()}
+        if is_lowered:
+            outputs = _cast(outputs, jnp.bfloat16, jnp.float32)
+            changed = keep_form(dict(variables), changed, "variables")
         if loss is not None:
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            outputs = loss(*outputs, *targets)
-        mean, found = _read_loss(outputs, batches.n_rows(inputs))
-        return mean.total, (mean.count, {**variables, **changed}, found)
+            value = loss(*outputs, *targets)
+        else:
+            value = outputs[0] if len(outputs) == 1 else outputs
+        mean, found = _read_loss(value, batches.n_rows(inputs))
+        return mean.total, (mean.count, changed, found)
 
     return objective
 
@@ -57,17 +64,23 @@ def _read_loss(given: Any, n_rows: int) -> tuple[metrics.Mean, dict[str, metrics
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping):
         given, found = given
     if not isinstance(given, metrics.Mean):
-        if not hasattr(given, "dtype") or jnp.shape(given) != ():
-            seen = f"shape {jnp.shape(given)}" if hasattr(given, "dtype") else repr(type(given))
-            raise TypeError(
-                "The loss must be a number, a Mean(total, count), or a pair of one of these and "
-                f"a dict of metrics; got {seen}. Take the mean over the batch."
-            )
+        _check_number(given)
         # All parts of a batch have the same number of rows: each counts as one.
         given = metrics.Mean(given, jnp.ones((), jnp.float32))
-    return metrics.Mean(*given), {
+    return metrics.as_mean(given, n_rows, "The loss"), {
         name: metrics.as_mean(value, n_rows, f"Metric {name!r}") for name, value in found.items()
     }
+
+
+def _check_number(given: Any) -> None:
+    dtype = getattr(given, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.shape(given) == ():
+        return
+    seen = f"{dtype} of shape {jnp.shape(given)}" if dtype is not None else type(given).__name__
+    raise TypeError(
+        "The loss must be a floating point number, a Mean(total, count), or a pair of one of these "
+        f"and a dict of metrics; got {seen}. Take the mean over the batch."
+    )
 
 
 def make_value_and_grad(objective: Callable[..., Any], n_parts: int) -> Callable[..., Any]:
@@ -141,25 +154,6 @@ def with_carry(variables: Variables, carry: PyTree) -> dict[str, PyTree]:
 def without_carry(variables: Variables) -> tuple[dict[str, PyTree], PyTree]:
     """Tells the carry from the other variables."""
     return {k: v for k, v in variables.items() if k != CARRY}, variables.get(CARRY)
-
-
-def as_before(old: Any, new: Any) -> jax.Array:
-    """Gives the new value the old one's dtype, so that the state keeps its form.
-
-    Raises:
-        ValueError: If the shape changed.
-    """
-    if jnp.shape(old) != jnp.shape(new):
-        raise ValueError(f"A value changed its shape from {jnp.shape(old)} to {jnp.shape(new)}.")
-    return jnp.asarray(new, old.dtype)
-
-
-def _to_bfloat16(tree: PyTree) -> PyTree:
-    return _cast(tree, jnp.float32, jnp.bfloat16)
-
-
-def _to_float32(tree: PyTree) -> PyTree:
-    return _cast(tree, jnp.bfloat16, jnp.float32)
 
 
 def _cast(tree: PyTree, source: Any, target: Any) -> PyTree:

@@ -16,7 +16,7 @@ class Health(NamedTuple):
     n_bad: jax.Array  # Steps whose loss or gradients were not finite.
     first_step: jax.Array  # The first of them, as the count it would have completed; 0: none.
     first_loss: jax.Array  # Its loss.
-    first_leaf: jax.Array  # Index of its first gradient leaf that was not finite; -1: none.
+    first_leaf: jax.Array  # Its first bad leaf, of gradients then of parameters; -1: none.
 
 
 def healthy() -> Health:
@@ -70,7 +70,7 @@ class StepOutput:
     Attributes:
         loss: The loss of this step's batch, before the update.
         gradients_l2norm: Norm of the gradients that the optimizer was given.
-        weights_l2norm: Norm of the parameters after the step.
+        weights_l2norm: Norm of the parameters that the step made.
         grads: The gradients themselves, where asked for, else None.
     """
 

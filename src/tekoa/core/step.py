@@ -13,7 +13,7 @@ import optax
 
 from tekoa.core import batch as batches
 from tekoa.core import guard, metrics, objective, trees
-from tekoa.core.model import ModelFns, Variables
+from tekoa.core.model import ModelFns, Variables, keep_form, run_model
 from tekoa.core.state import StepOutput, TrainState, healthy
 from tekoa.core.trees import PyTree
 
@@ -135,17 +135,17 @@ def make_train_step(
             step=state.step + 1,
             params=params,
             variables=variables,
-            opt_state=jax.tree.map(objective.as_before, state.opt_state, opt_state),
+            opt_state=keep_form(state.opt_state, opt_state, "optimizer state"),
             average=_moved(state.average, params, ema),
             carry=carry,
             sums=_gathered(state.sums, found),
         )
-        squares = trees.sums_of_squares(grads)
-        new = guard.guarded(state, new, value=value, squares=squares, on_nan=on_nan)
+        of_grads, of_params = trees.sums_of_squares(grads), trees.sums_of_squares(params)
+        new = guard.guarded(state, new, value=value, squares=[*of_grads, *of_params], on_nan=on_nan)
         return new, StepOutput(
             loss=value,
-            gradients_l2norm=jnp.sqrt(sum(squares)),
-            weights_l2norm=trees.global_norm(new.params),
+            gradients_l2norm=jnp.sqrt(sum(of_grads)),
+            weights_l2norm=jnp.sqrt(sum(of_params)),
             grads=grads if keep_grads else None,
         )
 
@@ -169,14 +169,13 @@ def make_eval_step(
 
     def step(params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
         inputs, targets = split(batch)
-        outputs, changed = model.apply(params, variables, inputs, rng=rng, train=False)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        outputs, changed = run_model(model, params, variables, inputs, rng=rng, train=False)
         n_rows = batches.n_rows(inputs)
         means = {
             name: metrics.as_mean(fn(*outputs, *targets), n_rows, f"Metric {name!r}")
             for name, fn in metric_fns.items()
         }
-        return means, {**variables, **changed}
+        return means, changed
 
     return step
 
@@ -187,8 +186,9 @@ def make_predict_step(
     """Makes `step(params, variables, batch, rng) -> (outputs, variables)`."""
 
     def step(params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
-        outputs, changed = model.apply(params, variables, split(batch)[0], rng=rng, train=False)
-        return outputs, {**variables, **changed}
+        inputs, _ = split(batch)
+        outputs, changed = run_model(model, params, variables, inputs, rng=rng, train=False)
+        return outputs[0] if len(outputs) == 1 else outputs, changed
 
     return step
 

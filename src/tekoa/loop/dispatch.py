@@ -2,11 +2,12 @@
 
 A small model spends much of a step in handing it to the device; several steps in one
 `lax.scan` save that. For others a scan is no gain, and on CPU convolutions in a scan are
-many times slower. So it is tried, on real steps, and what was chosen is a fact of the run:
-a resumed run reuses it, since the two ways may differ in the last bit.
+many times slower. So it is tried, on a copy of the state, and what was chosen is a fact
+of the run: a resumed run reuses it, since the two ways may differ in the last bit. When
+it is tried depends on the number of steps alone, for the same reason.
 """
 
-import dataclasses
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -19,28 +20,37 @@ from tekoa.core.state import StepOutput, TrainState
 from tekoa.core.step import Step
 
 StepsPerDispatch = int | Literal["auto"]
+Run = Callable[[TrainState, Any], tuple[TrainState, StepOutput]]
 
+# A run of fewer short steps ends before a second program would pay for its compilation.
+_FIRST_STEP = 1000
+_N_TOGETHER = 8
 # Above this a step is too long for the cost of its dispatch to matter.
 _SHORT_STEP_SECONDS = 1.5e-3
-_N_TOGETHER = 16
 # A scan must pay clearly, or noise would choose it.
 _GAIN = 0.95
+_N_ROUNDS = 5
+_N_STEPS_PER_ROUND = 5 * _N_TOGETHER
 
 
 class Dispatcher:
     """Runs steps one by one or several at a time.
 
+    Args:
+        step: The step, pure.
+        wanted: Steps per dispatch, or "auto".
+        jit: Compiles a function that takes over its first argument.
+
     Attributes:
-        n_together: Steps per dispatch once chosen; None while "auto" is still measuring.
+        n_together: Steps per dispatch; None until "auto" has measured.
     """
 
-    def __init__(self, step: Step, wanted: StepsPerDispatch):
+    def __init__(self, step: Step, wanted: StepsPerDispatch, jit: Callable[[Step], Run]):
         if wanted != "auto" and (not isinstance(wanted, int) or wanted < 1):
             raise ValueError(f"steps_per_dispatch must be 'auto' or at least 1, got {wanted!r}.")
         self.n_together: int | None = None if wanted == "auto" else wanted
-        self.one = jax.jit(step, donate_argnums=0)
-        self._many = jax.jit(_scanned(step), donate_argnums=0)
-        self._trial = _Trial()
+        self.one = jit(step)
+        self._many = jit(_scanned(step))
 
     def n_next(self, step: int, n_left: int) -> int:
         """How many steps to run next, from the step number and what is left alone.
@@ -49,72 +59,63 @@ class Dispatcher:
             step: Completed steps.
             n_left: Steps that may be run before something else is due.
         """
-        n = self.n_together or self._trial.n_together
-        return n if step % n == 0 and n <= n_left else 1
+        n = self.n_together or 1
+        return n if n <= n_left and step % n == 0 else 1
 
-    def run(self, state: TrainState, group: list[Any]) -> tuple[TrainState, StepOutput]:
-        """Runs one step per batch of the group."""
-        if self.n_together is None:
-            self._trial.before(state, len(group))
+    def program(self, group: list[Any]) -> tuple[Run, Any]:
+        """Gives what runs a group of batches, and its argument beside the state."""
         if len(group) == 1:
-            result = self.one(state, group[0])
-        else:
-            result = self._many(state, jax.tree.map(_stacked, *group))
-        if self.n_together is None:
-            self.n_together = self._trial.after(result, len(group))
-        return result
+            return self.one, group[0]
+        return self._many, jax.tree.map(_stacked, *group)
+
+    def is_choice_due(self, step: int, n_run: int) -> bool:
+        """Tells whether it is time to measure, from numbers of steps alone.
+
+        Args:
+            step: Completed steps.
+            n_run: How many of them ran since the previous checkpoint.
+        """
+        return self.n_together is None and step >= _FIRST_STEP and n_run > _N_TOGETHER
+
+    def choose(self, state: TrainState, batch: Any) -> str:
+        """Measures both ways on copies of the state, takes one, and says so in a line."""
+        seconds = self._seconds(state, [batch])
+        if seconds >= _SHORT_STEP_SECONDS:
+            self.n_together = 1
+            return f"A step takes {seconds:.1e} s: one goes to the device at a time."
+        group = [batch] * _N_TOGETHER
+        self._seconds(state, group)  # Compiles.
+        ratios = []
+        while len(ratios) < _N_ROUNDS and not (ratios and ratios[0] > 2):
+            ratios.append(self._seconds(state, group) / self._seconds(state, [batch]))
+        gain = statistics.median(ratios)
+        self.n_together = _N_TOGETHER if gain < _GAIN else 1
+        return (
+            f"{_N_TOGETHER} steps in one dispatch take {gain:.2f} of the time of single ones: "
+            f"from here on {self.n_together} at a time."
+        )
+
+    def _seconds(self, state: TrainState, group: list[Any]) -> float:
+        """Seconds per step over a round, the stacking of batches included."""
+        state = jax.block_until_ready(copied(state))
+        start = time.perf_counter()
+        for _ in range(_N_STEPS_PER_ROUND // len(group)):
+            run, batch = self.program(group)
+            state, _ = run(state, batch)
+            if time.perf_counter() - start > 1:
+                jax.block_until_ready(state)
+                return 1.0  # Too long by far; no need to know by how much.
+        jax.block_until_ready(state)
+        return (time.perf_counter() - start) / _N_STEPS_PER_ROUND
 
 
-@dataclasses.dataclass(frozen=True)
-class _Lap:
-    n_together: int
-    n_dispatches: int
-    is_timed: bool
+@jax.jit
+def copied(state: TrainState) -> TrainState:
+    """A copy whose arrays a step may take over."""
+    return jax.tree.map(jnp.copy, state)
 
 
-class _Trial:
-    """Times a stretch of single steps, then, if they are short, of several at once.
-
-    Within a stretch the host runs ahead as it always does; the time includes the data.
-    """
-
-    def __init__(self):
-        n = _N_TOGETHER
-        self._laps = [_Lap(1, 3, False), _Lap(1, 32, True), _Lap(n, 1, False), _Lap(n, 4, True)]
-        self._seconds: dict[int, float] = {}
-        self._n_done = 0
-        self._start = 0.0
-
-    @property
-    def n_together(self) -> int:
-        return self._laps[0].n_together
-
-    def before(self, state: TrainState, n: int) -> None:
-        if self._n_done == 0 and n == self.n_together:
-            jax.block_until_ready(state)
-            self._start = time.perf_counter()
-
-    def after(self, result: Any, n: int) -> int | None:
-        """Gives the choice once it is made."""
-        if n != self.n_together:
-            self._n_done = 0  # Steps between two stretches spoil the time.
-            return None
-        self._n_done += 1
-        lap = self._laps[0]
-        if self._n_done < lap.n_dispatches:
-            return None
-        jax.block_until_ready(result)
-        if lap.is_timed:
-            self._seconds[n] = (time.perf_counter() - self._start) / (n * lap.n_dispatches)
-        self._n_done = 0
-        if len(self._laps) > 1:
-            self._laps.pop(0)
-            is_short = self._seconds.get(1, 0.0) < _SHORT_STEP_SECONDS
-            return None if is_short else 1
-        return n if self._seconds[n] < _GAIN * self._seconds[1] else 1
-
-
-def _scanned(step: Step) -> Callable[[TrainState, Any], tuple[TrainState, StepOutput]]:
+def _scanned(step: Step) -> Run:
     def many(state: TrainState, stacked: Any) -> tuple[TrainState, StepOutput]:
         state, outputs = jax.lax.scan(step, state, stacked)
         return state, jax.tree.map(lambda x: x[-1], outputs)

@@ -1,16 +1,18 @@
 """EvalLoop: a function from a checkpoint to the same checkpoint with metrics."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from tekoa.bridges import detect
 from tekoa.core import batch as batches
 from tekoa.core import metrics, objective
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
+from tekoa.loop import feed
 from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 from tekoa.loop.placement import Placement
 from tekoa.loop.task import EvalTask, StopFlag
@@ -59,6 +61,9 @@ class EvalLoop:
         self._rng = jax.random.key(0) if rnkey is None else rnkey
         self._fns = _model(task, init, collections)
         self._place = Placement(devices)
+        self._zeros = metrics.zeros(task.metrics)
+        self._start: Any = None
+        self._has_checked = False
         self._step = jax.jit(self._make_step())
         self._first_carry = jax.jit(self._make_first_carry())
 
@@ -71,33 +76,45 @@ class EvalLoop:
         """
         state = checkpoint.state
         params = state.eval_params if self._use_average else state.params
-        variables, sums = dict(state.variables), None
-        for i, batch in enumerate(itertools.islice(iter(self._task.data), self._n_steps)):
+        variables = dict(state.variables)
+        sums = self._zeros
+        i = -1
+        for i, batch in enumerate(itertools.islice(self._from_start(), self._n_steps)):
             if self._stop_flag is not None and self._stop_flag.is_set():
                 raise InterruptedError(f"Evaluation of step {checkpoint.step} was interrupted.")
-            if sums is None:
-                self._check(batch)
-                sums = metrics.zeros(self._task.metrics)
-                if state.carry is not None:
-                    carry = self._first_carry(self._rng, self._task.split(batch)[0])
-                    variables = objective.with_carry(variables, carry)
-            rng = jax.random.fold_in(self._rng, i)
-            sums, variables = self._step(params, variables, self._place.batch(batch), rng, sums)
-        if sums is None:
+            if i == 0 and state.carry is not None:
+                carry = self._first_carry(self._rng, self._task.split(batch)[0])
+                variables = objective.with_carry(variables, carry)
+            placed = self._place.batch(batch)
+            sums, variables = self._step(params, variables, placed, np.uint32(i), sums)
+        if i < 0:
             raise ValueError(
                 f"The data of the {self._label!r} evaluation yielded no batch. A generator can "
                 "be read once: give a list, a dataset, or an endless generator with n_steps."
             )
         return as_summary(checkpoint).with_metrics(self._label, metrics.compute(sums))
 
-    def _check(self, batch: Any) -> None:
-        self._task.split(batch)
-        batches.check_arrays(batch)
+    def _from_start(self) -> Iterator[Any]:
+        """Iterates over the data, from its start where it has one."""
+        iterator = feed.positioned(self._task.data)
+        if iterator is self._task.data:
+            # An iterator that can be brought back to where it was when first used.
+            if self._start is None:
+                self._start = feed.position(iterator)
+            else:
+                feed.go_to(iterator, self._start)
+        for batch in iterator:
+            if not self._has_checked:
+                self._task.split(batch)
+                batches.check_arrays(batch)
+                self._has_checked = True
+            yield batch
 
     def _make_step(self):
         step = steps.make_eval_step(self._fns, self._task.metrics, split=self._task.split)
 
-        def run(params, variables, batch, rng, sums):
+        def run(params, variables, batch, i, sums):
+            rng = jax.random.fold_in(self._rng, i)
             means, changed = step(params, variables, batch, rng)
             return metrics.merge(sums, means), changed
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from tekoa.core import batch as batches
+from tekoa.core import objective
 
 _log = logging.getLogger("tekoa")
 
@@ -18,18 +19,17 @@ class Feed:
 
     A tekoa dataset, a grain iterator and a sequence have a position; for anything else
     `state` is None.
+
+    Args:
+        data: The batches.
+        split: Tells the inputs of a batch from its targets; here it only checks.
     """
 
-    def __init__(self, data: Iterable[Any]):
-        if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
-            data = _Listed(data)
-        elif not isinstance(data, Iterable):
-            raise TypeError(
-                f"Data must be an iterable of batches, got {type(data).__name__}: {data!r:.60}"
-            )
-        self._iterator: Iterator[Any] = iter(data)
+    def __init__(self, data: Iterable[Any], split: objective.Split = batches.split_batch):
+        self._iterator = positioned(data)
+        self._split = split
         self._form: Any = None
-        self._warned = False
+        self._last: Any = None
         self._peeked: list[Any] = []
 
     def peek(self) -> Any:
@@ -44,6 +44,7 @@ class Feed:
                 self._peeked.append(next(self._iterator))
             except StopIteration:
                 raise ValueError("The data is empty: it yielded no batch at all.") from None
+            self.check(self._peeked[0])
         return self._peeked[0]
 
     def next(self) -> Any:
@@ -54,56 +55,80 @@ class Feed:
                 an array.
         """
         batch = self._peeked.pop() if self._peeked else next(self._iterator)
-        leaves, structure = jax.tree.flatten(batch)
-        form = structure, [getattr(x, "shape", ()) for x in leaves]
-        if form != self._form:
-            self._check(batch, structure)
-            self._form = form
+        self.check(batch)
         return batch
 
-    def _check(self, batch: Any, structure: Any) -> None:
-        batches.split_batch(batch)
-        batches.check_arrays(batch)
-        if self._form is None:
-            self._first = batch
+    def check(self, batch: Any) -> None:
+        """Raises if the batch has another form than it must; tells of new shapes.
+
+        Raises:
+            TypeError: If the structure is wrong, or a leaf is not an array.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        form = structure, [(getattr(x, "shape", ()), getattr(x, "dtype", None)) for x in leaves]
+        if form == self._form:
             return
-        if structure != self._form[0]:
-            raise TypeError(
-                f"The data changed its structure: first {batches.describe(self._first)}, "
-                f"now {batches.describe(batch)}."
-            )
-        _log.warning(
-            "The batch changed its shapes from %s to %s: the step compiles again.",
-            batches.describe(self._first),
-            batches.describe(batch),
-        )
-        self._first = batch
+        self._split(batch)
+        batches.check_arrays(batch)
+        if self._form is not None:
+            was, now = batches.describe(self._last), batches.describe(batch)
+            if structure != self._form[0]:
+                raise TypeError(f"The data changed its structure: first {was}, now {now}.")
+            _log.warning("The batch changed from %s to %s: the step compiles again.", was, now)
+        self._form, self._last = form, batch
 
     @property
     def state(self) -> Any:
         """The position after the last batch drawn, as JSON-able data, or None."""
         if self._peeked:
             return self._before_peek
-        for name in ("state", "get_state"):
-            method = getattr(self._iterator, name, None)
-            if callable(method):
-                return _to_json(method())
-        return None
+        return position(self._iterator)
 
     def restore(self, state: Any) -> None:
-        """Goes to a position that `state` gave; says so once where that cannot be done."""
-        for name in ("restore", "set_state"):
-            method: Callable[[Any], Any] | None = getattr(self._iterator, name, None)
-            if callable(method) and state is not None:
-                self._peeked.clear()
-                method(_from_json(state))
-                return
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "The data (%s) cannot tell its position: training goes on from its start.",
-                type(self._iterator).__name__,
-            )
+        """Goes to a position that `state` gave; says so where that cannot be done."""
+        if state is not None and go_to(self._iterator, state):
+            self._peeked.clear()
+            return
+        _log.warning(
+            "The position in the data (%s) cannot be restored: training goes on with what it "
+            "yields now. A list, a tekoa dataset and a grain iterator can be resumed.",
+            type(self._iterator).__name__,
+        )
+
+
+def positioned(data: Iterable[Any]) -> Iterator[Any]:
+    """Gives an iterator over the data; that of a sequence knows its position.
+
+    Raises:
+        TypeError: If the data cannot be iterated over.
+    """
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        return _Listed(data)
+    if not isinstance(data, Iterable):
+        raise TypeError(
+            f"Data must be an iterable of batches, got {type(data).__name__}: {data!r:.60}"
+        )
+    return iter(data)
+
+
+def position(iterator: Iterator[Any]) -> Any:
+    """Gives an iterator's position as JSON-able data, or None if it cannot tell."""
+    method = _method(iterator, "state", "get_state")
+    return None if method is None else _to_json(method())
+
+
+def go_to(iterator: Iterator[Any], state: Any) -> bool:
+    """Brings an iterator to a position; tells whether it can do that."""
+    method = _method(iterator, "restore", "set_state")
+    if method is not None:
+        method(_from_json(state))
+    return method is not None
+
+
+def _method(iterator: Any, *names: str) -> Callable[..., Any] | None:
+    """Tekoa's name for it, or grain's."""
+    found = (getattr(iterator, name, None) for name in names)
+    return next((method for method in found if callable(method)), None)
 
 
 class _Listed:

@@ -1,44 +1,69 @@
 """Where state and batches live: as they come, or split over devices."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from tekoa.core import batch as batches
 from tekoa.core.state import TrainState
+from tekoa.core.trees import PyTree
+
+_log = logging.getLogger("tekoa")
 
 
 class Placement:
-    """Puts states and batches where they belong."""
+    """Puts states and batches where they belong.
+
+    Args:
+        devices: Devices among which the rows of a batch are split; None: jax's default.
+    """
 
     def __init__(self, devices: Sequence[jax.Device] | None):
-        if devices is None:
-            self._whole = self._rows = None
-        else:
-            mesh = jax.make_mesh((len(devices),), ("data",), devices=tuple(devices))
+        self._whole = self._rows = None
+        self._n_devices = 1 if devices is None else len(devices)
+        if devices is not None:
+            mesh = jax.make_mesh(
+                (self._n_devices,),
+                ("data",),
+                axis_types=(jax.sharding.AxisType.Auto,),
+                devices=tuple(devices),
+            )
             self._whole = jax.NamedSharding(mesh, jax.P())
             self._rows = jax.NamedSharding(mesh, jax.P("data"))
+        # One CPU device: jit takes numpy arrays as they are, at less cost.
         self._is_put = self._rows is not None or jax.default_backend() != "cpu"
+        self._has_warned = False
+
+    def jit(self, step: Callable[..., Any]) -> Any:
+        """Compiles a step that takes over the state it is given."""
+        if self._whole is None:
+            return jax.jit(step, donate_argnums=0)
+        # A state that came back split otherwise would compile the step again.
+        return jax.jit(step, donate_argnums=0, out_shardings=(self._whole, None))
 
     def state(self, state: TrainState) -> TrainState:
         """Puts the state on all devices."""
         return state if self._whole is None else jax.device_put(state, self._whole)
 
-    def batch(self, batch: Any) -> Any:
-        """Starts the transfer of a batch.
+    def whole(self, tree: PyTree) -> PyTree:
+        """Puts arrays on all devices, unless they are there."""
+        return tree if self._whole is None else jax.device_put(tree, self._whole)
 
-        Raises:
-            ValueError: If its rows cannot be shared out evenly.
-        """
+    def batch(self, batch: Any) -> Any:
+        """Starts the transfer of a batch, its rows split if their number divides."""
         if not self._is_put:
-            # One CPU device: jit takes numpy arrays as they are, at less cost.
             return batch
-        try:
+        n_rows = batches.n_rows(batch)
+        if n_rows % self._n_devices == 0:
             return jax.device_put(batch, self._rows)
-        except ValueError as error:
-            n_devices = 1 if self._rows is None else self._rows.mesh.size
-            raise ValueError(
-                f"A batch of {batches.n_rows(batch)} rows does not divide among {n_devices} "
-                "devices. Choose a batch size that does."
-            ) from error
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "A batch of %d rows does not divide among %d devices: each of them runs all of "
+                "it. Choose a batch size that divides.",
+                n_rows,
+                self._n_devices,
+            )
+        return jax.device_put(batch, self._whole)

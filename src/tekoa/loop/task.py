@@ -76,3 +76,17 @@ class EvalTask:
     data: Iterable[Any]
     apply: Callable[..., Any] | None = None
     split: objective.Split = batches.split_batch
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """Gives a whole number that a user set.
+
+    Raises:
+        TypeError: If it is not one.
+        ValueError: If it is below `least`.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be a whole number, got {value!r}.")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more, got {value}.")
+    return int(value)

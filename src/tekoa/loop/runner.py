@@ -1,0 +1,155 @@
+"""Runs steps up to a target: draws batches, keeps the device busy, owns the state."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from tekoa.core import metrics
+from tekoa.core.state import StepOutput, TrainState
+from tekoa.loop.dispatch import Dispatcher, Run, copied
+from tekoa.loop.feed import Feed
+from tekoa.loop.placement import Placement
+from tekoa.loop.task import StopFlag
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """The steps between two checkpoints.
+
+    Attributes:
+        output: What the last step told.
+        has_grads: Whether that is the output of the step that keeps its gradients.
+        n_steps: How many steps were run.
+        batch: The last batch.
+    """
+
+    output: StepOutput
+    has_grads: bool
+    n_steps: int
+    batch: Any
+
+
+class Runner:
+    """Runs steps; the state's arrays pass from one to the next.
+
+    Args:
+        state: Where to start; it is taken over.
+        feed: The batches.
+        place: Where they go.
+        dispatcher: Runs the steps between two checkpoints.
+        last: Runs the last step before a checkpoint.
+        stop_flag: Polled at every dispatch; once set, `advance` returns early.
+
+    Attributes:
+        step: Completed steps, counted on the host: reading it off the state would wait.
+        is_exhausted: Whether the data has ended.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        *,
+        feed: Feed,
+        place: Placement,
+        dispatcher: Dispatcher,
+        last: Run,
+        stop_flag: StopFlag | None,
+    ):
+        self._now: list[tuple[TrainState, Any]] = [(state, None)]
+        self._is_held = False
+        self._feed, self._place, self._stop_flag = feed, place, stop_flag
+        self._dispatcher, self._last = dispatcher, last
+        self._queue: list[Any] = []
+        self.step = int(state.step)
+        self.is_exhausted = False
+
+    @property
+    def state(self) -> TrainState:
+        """The present state; it stays valid, since the next step will run on a copy."""
+        self._is_held = True
+        return self._now[0][0]
+
+    def reset_sums(self) -> None:
+        """Empties the metrics gathered in the state."""
+        state = self.state
+        if state.sums:
+            zeros = self._place.whole(metrics.zeros(state.sums))
+            self._now[:] = [(state.replace(sums=zeros), None)]
+
+    def should_stop(self) -> bool:
+        """Whether someone has set the flag."""
+        return self._stop_flag is not None and self._stop_flag.is_set()
+
+    def advance(self, target: int) -> Stretch | None:
+        """Runs up to `target`, less if the data ends or a stop is asked for.
+
+        Returns:
+            What was run; None if the data had ended before.
+        """
+        start = self.step
+        output, has_grads, batch = None, False, None
+        try:
+            # What was drawn is run also after a stop: the data's position is behind it.
+            while self.step < target and (
+                self._queue or self.step == start or not self.should_stop()
+            ):
+                group, is_last = self._take(target)
+                if not group:
+                    break
+                batch, has_grads = group[-1], is_last
+                output = self._run(group, is_last)
+                self.step += len(group)
+        except BaseException:
+            self.step = int(self._now[0][0].step)  # An interrupt may have come in between.
+            raise
+        if output is None:
+            return None
+        n_steps = self.step - start
+        return Stretch(output=output, has_grads=has_grads, n_steps=n_steps, batch=batch)
+
+    def _take(self, target: int) -> tuple[list[Any], bool]:
+        """Gives the batches of the next dispatch, and whether it is the last one."""
+        # The last step before a checkpoint runs by itself: it gives its gradients.
+        n_left = target - self.step - 1
+        n = self._dispatcher.n_next(self.step, n_left)
+        # One more than needed is drawn, to know in time when the data has ended.
+        self._fill(n if n_left < n or self.should_stop() else n + 1)
+        queue = self._queue
+        if self.is_exhausted and len(queue) <= n:
+            n = 1
+        group, self._queue = queue[:n], queue[n:]
+        return group, n_left == 0 or (self.is_exhausted and len(queue) == 1)
+
+    def _fill(self, n: int) -> None:
+        while len(self._queue) < n and not self.is_exhausted:
+            try:
+                self._queue.append(self._place.batch(self._feed.next()))
+            except StopIteration:
+                self.is_exhausted = True
+
+    def _run(self, group: list[Any], is_last: bool) -> StepOutput:
+        if self._is_held:
+            # Someone holds the arrays that the next step would overwrite.
+            self._now[:] = [(copied(self._now[0][0]), None)]
+            self._is_held = False
+        run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
+        # In one piece of C code: an interrupt between the call and an assignment would lose
+        # the new state, while the old one's arrays are gone already.
+        self._now[:] = map(run, [self._now[0][0]], [batch])
+        return self._now[0][1]
+
+
+def read(stretch: Stretch, state: TrainState) -> tuple[dict[str, float], int]:
+    """Waits for the device; gives the metrics of a stretch and the number of bad steps."""
+    output = stretch.output
+    found, sums, n_bad = jax.device_get(
+        (
+            (output.loss, output.gradients_l2norm, output.weights_l2norm),
+            state.sums,
+            state.health.n_bad,
+        )
+    )
+    names = ("loss", "gradients_l2norm", "weights_l2norm")
+    values = dict(zip(names, map(float, found), strict=True))
+    return {**values, **metrics.compute(sums)}, int(n_bad)
