@@ -160,6 +160,20 @@ def test_shuffling_a_stream_within_a_buffer_moves_no_row_further(make_source):
     assert max(abs(at - row) for at, row in enumerate(rows)) < 8
 
 
+def test_windows_have_different_orders(make_source):
+    (rows,) = rows_of(make_source("lines", 80).batches(80, shuffle=16, epochs=1))
+    windows = {tuple(row % 16 for row in rows[start : start + 16]) for start in range(0, 80, 16)}
+    assert len(windows) == 5
+
+
+def test_a_batch_changed_by_the_user_is_clean_after_a_restore(make_source):
+    batches = make_source("arrays", 12).batches(4)
+    start = batches.state()
+    next(batches)["x"][:] = -1
+    batches.restore(start)
+    assert next(batches)["x"].tolist() == [0, 1, 2, 3]
+
+
 def test_take_uses_the_first_examples_only(make_source):
     for kind in KINDS:
         rows = rows_of(make_source(kind, 30).batches(4, take=10, epochs=2, remainder="keep"))

@@ -66,6 +66,26 @@ def test_restoring_reads_no_more_than_a_buffer(shuffle):
     assert counting.n_read <= 80
 
 
+def test_a_stream_without_a_place_is_read_again_from_its_epoch():
+    n_read = 0
+
+    def count():
+        nonlocal n_read
+        for at in range(100):
+            n_read += 1
+            yield {"x": at}
+
+    batches = data.as_source(count).batches(10)
+    for _ in range(35):  # Three and a half epochs.
+        next(batches)
+    state = batches.state()
+    n_read = 0
+    again = data.as_source(count).batches(10)
+    again.restore(state)
+    assert next(again)["x"][0] == 50
+    assert n_read <= 61
+
+
 def test_a_stream_is_read_no_further_than_needed():
     counting = Counting(1000)
     batches = data.as_source(counting).batches(10)
