@@ -1,9 +1,11 @@
 """Optimizers by the names that a config gives: amos, adam, adamw, sgd, lbfgs, any of optax."""
 
 import difflib
+import functools
 import inspect
 import logging
 import math
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +30,7 @@ _RANGES = {
     "momentum": (0, 1),
     "weight_decay": (0, math.inf),
 }
+_ON_GRADIENTS = ("sgd", "noisy_sgd", "optimistic_gradient_descent")
 # How optax calls what the config calls momentum and beta.
 _OPTAX_NAMES = {
     "momentum": ("b1", "momentum"),
@@ -140,7 +143,9 @@ def _amos(
         raise UsageError(f"Amos needs the number of batches in the data, got {n_batches!r}.")
     usual = 1 / math.sqrt(n_batches)
     rate = settings.get("learning_rate", usual)
-    _log.info("Optimizer amos: learning rate %.4g; 1/sqrt(%.4g batches) is %.4g.", rate, n_batches, usual)
+    _log.info(
+        "Optimizer amos: learning rate %.4g; 1/sqrt(%.4g batches) is %.4g.", rate, n_batches, usual
+    )
     if rate < usual / 10:
         _log.warning(
             "The learning rate %.4g is small for Amos, which learns fast at 1/sqrt(number of "
@@ -163,38 +168,38 @@ def _by_rules(table: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def _of_optax(name: str, settings: Mapping[str, float]) -> optax.GradientTransformation:
-    make = getattr(optax, name, None)
-    if not _fits(make):
-        raise UsageError(_no_such(name))
-    assert callable(make)
-    known = inspect.signature(make).parameters
+    makers = _makers()
+    if name not in makers:
+        known = sorted([*makers, "amos", "lbfgs"])
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"There is no optimizer {name!r}.{hint} There are: {', '.join(known)}.")
+    known = inspect.signature(makers[name]).parameters
     arguments: dict[str, Any] = {}
     for setting, words in _OPTAX_NAMES.items():
         word = next((word for word in words if word in known), None)
         if word is not None and setting in settings:
             arguments[word] = settings[setting]
-    if name == "sgd" and not arguments.get("momentum"):
+    if not arguments.get("momentum"):
         arguments.pop("momentum", None)  # 0 needs no slot.
-    usual = DEFAULT_RATE_OF_GRADIENTS if name in ("sgd", "noisy_sgd") else DEFAULT_RATE
+    usual = DEFAULT_RATE_OF_GRADIENTS if name in _ON_GRADIENTS else DEFAULT_RATE
     rate = settings.get("learning_rate", usual)
     _log.info("Optimizer %s: %s.", name, {"learning_rate": rate, **arguments})
-    return make(rate, **arguments)
+    return makers[name](learning_rate=rate, **arguments)
 
 
-def _fits(make: Any) -> bool:
-    """Whether a name of optax is an optimizer that needs a learning rate and nothing else."""
-    if not inspect.isfunction(make):
+def _makers() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """The optimizers of optax that need a learning rate and nothing else."""
+    return {
+        name: make
+        for name, make in vars(optax).items()
+        if isinstance(make, (types.FunctionType, functools.partial)) and _fits(name, make)
+    }
+
+
+def _fits(name: str, make: Callable[..., Any]) -> bool:
+    if name.startswith(("_", "scale_by")):
         return False
-    required = [
-        parameter.name
-        for parameter in inspect.signature(make).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    return required == ["learning_rate"]
-
-
-def _no_such(name: str) -> str:
-    known = ["amos", "lbfgs", *(other for other in dir(optax) if _fits(getattr(optax, other)))]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"There is no optimizer {name!r}.{hint} There are: {', '.join(sorted(known))}."
+    parameters = inspect.signature(make).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    return "learning_rate" in {p.name for p in parameters} and set(required) <= {"learning_rate"}

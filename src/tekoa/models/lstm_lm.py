@@ -1,0 +1,301 @@
+"""Language model of one LSTM layer, for text of words or bytes.
+
+    tekoa train lstm_lm
+
+trains on a small text that comes with the package. On the Penn Treebank:
+
+    tekoa train lstm_lm --train_pattern=ptb.train.txt --module_config.vocab_path=vocab.txt \
+        --train_batch_size=64 --train_consecutive=113 --train_shuffle_buf=4096 \
+        --module_config.opt_config.optimizer=amos --module_config.opt_config.learning_rate=0.01 \
+        --module_config.opt_config.beta=0.98 --module_config.opt_config.momentum=0.0 \
+        --max_train_steps=200000 --check_every_steps=1000 --model_dir=DIR
+    tekoa eval lstm_lm --eval_pattern=ptb.valid.txt --eval_batch_size=1 --model_dir=DIR \
+        --module_config.vocab_path=vocab.txt
+
+Parameters and arithmetic are those of JEstimator's LSTM, so that its checkpoints load.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+from flax import linen as nn
+from ml_collections import config_dict
+
+from tekoa.core.metrics import Mean
+from tekoa.data import Source
+from tekoa.estimator.config import UsageError
+from tekoa.estimator.module import DataFacts, Experiment
+from tekoa.estimator.optimizers import make_optimizer, scales_of
+from tekoa.models import text
+
+_log = logging.getLogger("tekoa")
+
+# Evaluation reads the whole stream as one row; the carry goes on from piece to piece.
+ALWAYS = {"valid_batch_size": 1, "eval_batch_size": 1}
+DEFAULTS = {
+    **ALWAYS,
+    "train_pattern": "sample://split=train",
+    "valid_pattern": "sample://split=valid",
+    "model_dir": "runs/lstm_lm",
+    "train_batch_size": 16,
+    "train_consecutive": 8,
+    "train_shuffle_buf": 4096,
+    "max_train_steps": 400,
+    "check_every_steps": 100,
+}
+
+ETA = {
+    "embed/embedding": "SHAPE[1] ** -0.25",
+    "lstm/normalize/shift": "0.5 * (SHAPE[0] / 2) ** -0.25",
+    "lstm/cell/core/kernel": "SHAPE[0] ** -0.25",
+    "lstm/cell/core/bias": 0.5,
+    "lstm/cell/normalize/shift": 0.5,
+    "lstm/cell/out/kernel": "(SHAPE[0] * SHAPE[1]) ** -0.25",
+    "lstm/cell/out/bias": "0.5 * SHAPE[0] ** -0.25",
+    "bias": 0.5,
+}
+SLOTS = {
+    "embed/embedding": "(SHAPE[0], 1)",
+    "lstm/cell/core/kernel": "(1, SHAPE[1], SHAPE[2])",
+    "lstm/cell/out/kernel": "(1, SHAPE[1])",
+    ".*": (),
+}
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Settings of model and optimizer.
+
+    `opt_config.scales` tells where Amos has its scales from: "hand" takes the table of this
+    file, "found" reads them off the model.
+    """
+    return ml_collections.ConfigDict(
+        {
+            "seq_length": 64,
+            "vocab_path": config_dict.placeholder(str),
+            "model_config": {
+                "hidden_size": 256,
+                "memory_size": 1024,
+                "forget_gate_bias": 1.0,
+                "hidden_dropout_rate": 0.55,
+                "memory_dropout_rate": 0.1,
+            },
+            "opt_config": {
+                "optimizer": "adam",
+                "learning_rate": 5e-4,
+                "momentum": 0.9,
+                "beta": 0.99,
+                "weight_decay": 0.01,
+                "scales": "hand",
+            },
+        }
+    )
+
+
+def open_data(config: ml_collections.ConfigDict, pattern: str, *, train: bool) -> Source:
+    """Opens text as a stream of tokens; words with a vocabulary, else bytes."""
+    return text.open_text(pattern, config.vocab_path, config.seq_length, train=train)
+
+
+def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment:
+    """The LSTM for this vocabulary."""
+    vocab_size, start_id = text.tokens_of(data.info)
+    model = LstmLM(vocab_size, start_id, **config.model_config)
+
+    def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
+        cost = text.token_losses(logits, batch)
+        # A batch may come in parts, each of which sees its own rows only. Their counts must
+        # add up to the root of all tokens' number.
+        part = logits.shape[0] / data.batch_size
+        return Mean(cost.total, jnp.sqrt(cost.count * part)), {"cost": cost}
+
+    def optimizer():
+        is_found = _is_found(config.opt_config.scales)
+        return make_optimizer(
+            config.opt_config,
+            n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
+            find_scales=lambda: scales_of(model, loss, data.sample, split=split),
+            eta=None if is_found else ETA,
+            slot_shape=None if is_found else SLOTS,
+            clip_value=1.0,
+        )
+
+    def split(batch: Any) -> Any:
+        return inputs(batch), (batch,)
+
+    return Experiment(
+        model=model,
+        loss=loss,
+        optimizer=optimizer(),
+        inputs=inputs,
+        metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
+    )
+
+
+def inputs(batch: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the model reads: the tokens, and which rows start anew, where the batch tells."""
+    names = "tokens", "is_first"
+    return tuple(batch[name] for name in names if name in batch)
+
+
+def _is_found(scales: str) -> bool:
+    if scales not in ("hand", "found"):
+        raise UsageError(
+            f"--module_config.opt_config.scales must be 'hand' or 'found', got {scales!r}."
+        )
+    return scales == "found"
+
+
+class LstmLM(nn.Module):
+    """Predicts each token of a row from those before it, in earlier batches too.
+
+    The last token, the recurrent output and the memory are kept in the collection "carry".
+
+    Attributes:
+        vocab_size: Number of tokens.
+        start_id: The token before the first.
+        hidden_size: Width of the embedding and of the recurrent output.
+        memory_size: Width of the memory.
+        forget_gate_bias: How much the gate keeps at the start.
+        hidden_dropout_rate: Of the cell's input and of the output.
+        memory_dropout_rate: Of what is read from the memory, drawn once per sequence.
+    """
+
+    vocab_size: int
+    start_id: int
+    hidden_size: int = 256
+    memory_size: int = 1024
+    forget_gate_bias: float = 1.0
+    hidden_dropout_rate: float = 0.55
+    memory_dropout_rate: float = 0.1
+
+    @nn.compact
+    def __call__(
+        self, tokens_BxL: jax.Array, is_first_B: jax.Array | None = None, train: bool = False
+    ) -> jax.Array:
+        """Gives logits (rows, length, vocabulary) of the tokens themselves.
+
+        Args:
+            tokens_BxL: What is to be predicted.
+            is_first_B: True where a row does not go on where the batch before ended. None
+                means: it goes on if it is the only row and not trained on.
+            train: Whether to drop out.
+        """
+        n_rows = tokens_BxL.shape[0]
+        if is_first_B is None:
+            is_first_B = jnp.full(n_rows, train or n_rows > 1)
+            if n_rows > 1 and not train and not self.is_initializing():
+                _log.warning("Each of %d rows starts anew: evaluate with 1 row.", n_rows)
+        prev, carry = self._carry(n_rows)
+        keep = ~jnp.asarray(is_first_B, bool)
+        first_B = jnp.where(keep, prev.value, self.start_id)
+        embed = nn.Embed(
+            self.vocab_size,
+            self.hidden_size,
+            embedding_init=nn.initializers.truncated_normal(self.hidden_size**-0.5),
+            name="embed",
+        )
+        x_LxBxH = embed(jnp.concatenate([first_B[None], tokens_BxL.T[:-1]]))
+        start = tuple(jnp.where(keep[:, None], state.value, 0) for state in carry)
+        layer = LstmLayer(
+            self.hidden_size,
+            self.memory_size,
+            self.forget_gate_bias,
+            self.hidden_dropout_rate,
+            self.memory_dropout_rate,
+            name="lstm",
+        )
+        last, out_LxBxH = layer(start, x_LxBxH, train)
+        if not self.is_initializing():
+            prev.value = tokens_BxL[:, -1]
+            for state, value in zip(carry, last, strict=True):
+                state.value = value
+        bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
+        return embed.attend(jnp.swapaxes(out_LxBxH, 0, 1)) + bias
+
+    def _carry(self, n_rows: int) -> tuple[nn.Variable, tuple[nn.Variable, nn.Variable]]:
+        """What is left of the batch before; at first the start token and zeros."""
+        zeros, sizes = jnp.zeros, (self.hidden_size, self.memory_size)
+        prev = self.variable("carry", "prev", jnp.full, (n_rows,), self.start_id, jnp.int32)
+        recurrent = self.variable("carry", "recurrent", zeros, (n_rows, sizes[0]), jnp.float32)
+        memory = self.variable("carry", "memory", zeros, (n_rows, sizes[1]), jnp.float32)
+        return prev, (recurrent, memory)
+
+
+class LstmLayer(nn.Module):
+    """Runs the cell over a sequence; arguments as `LstmLM`."""
+
+    hidden_size: int
+    memory_size: int
+    forget_gate_bias: float
+    hidden_dropout_rate: float
+    memory_dropout_rate: float
+
+    def setup(self):
+        self.normalize = ShiftNorm()
+        self.cell = LstmCell(self.hidden_size, self.memory_size, self.forget_gate_bias)
+        self.hidden_dropout = nn.Dropout(self.hidden_dropout_rate)
+        self.memory_dropout = nn.Dropout(self.memory_dropout_rate)
+
+    def __call__(
+        self, start: tuple[jax.Array, jax.Array], x_LxBxH: jax.Array, train: bool
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        """Gives the last recurrent output and memory, and all outputs (length, rows, hidden)."""
+        mask_BxM = self.memory_dropout(jnp.ones_like(start[1]), deterministic=not train)
+
+        def one(layer: "LstmLayer", carry: tuple[jax.Array, jax.Array], x_BxH: jax.Array):
+            recurrent, memory = carry
+            joined = layer.normalize(jnp.concatenate([recurrent, x_BxH], -1))
+            joined = layer.hidden_dropout(joined, deterministic=not train)
+            out, memory = layer.cell(joined, memory, mask_BxM)
+            return (out, memory), out
+
+        scan = nn.scan(
+            one, variable_broadcast="params", split_rngs={"params": False, "dropout": True}
+        )
+        last, out_LxBxH = scan(self, start, x_LxBxH)
+        return last, self.hidden_dropout(out_LxBxH, deterministic=not train)
+
+
+class LstmCell(nn.Module):
+    """One time step: a memory behind a gate, which writes less than it may forget."""
+
+    hidden_size: int
+    memory_size: int
+    forget_gate_bias: float
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, memory: jax.Array, mask: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Gives the output and the next memory."""
+        core = nn.DenseGeneral(
+            (4, self.memory_size),
+            kernel_init=nn.initializers.truncated_normal(x.shape[-1] ** -0.5),
+            name="core",
+        )
+        a, b, g, o = jnp.moveaxis(core(x), -2, 0)
+        gate = nn.sigmoid(self.forget_gate_bias - g)
+        most = 1 / (1 + math.exp(self.forget_gate_bias))
+        written = jnp.clip(most * jnp.tanh(b), -gate, gate) * 2 * nn.silu(a)
+        memory = memory * (1 - gate) + written
+        read = ShiftNorm(name="normalize")(memory) * 2 * nn.sigmoid(o) * mask
+        out = nn.Dense(self.hidden_size, kernel_init=nn.initializers.zeros, name="out")
+        return out(read), memory
+
+
+class ShiftNorm(nn.Module):
+    """Takes a learned shift and the mean away, and bounds the size d**-0.25 per entry."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Gives x normalized along its last axis."""
+        size = x.shape[-1]
+        x = x - self.param("shift", nn.initializers.zeros, (size,))
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+        square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        return x * jax.lax.rsqrt(jnp.maximum(square * math.sqrt(size), 1.0))

@@ -1,0 +1,106 @@
+"""What the language models share: opening text, and the scores of predicted tokens."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tekoa.core.metrics import Mean
+from tekoa.data import DataError, Info, Source
+from tekoa.data import language as streams
+from tekoa.data.reader import describe
+from tekoa.data.vocabulary import Vocabulary
+from tekoa.models import sample_text
+
+SAMPLE = "sample://split="
+
+
+def open_text(
+    pattern: str, vocab_path: str | None, seq_length: int, *, train: bool = False
+) -> Source:
+    """Opens text as a stream of tokens in pieces of `seq_length`.
+
+    Args:
+        pattern: Text files, or `sample://split=train`, valid or test: the text that comes with
+            the package and has its own vocabulary.
+        vocab_path: File of `word count` lines; None takes the bytes of the files as tokens.
+        seq_length: Tokens in a piece.
+        train: If true, each epoch is cut at other places; else each token is given once, in
+            order, the last piece filled up and its `token_mask` False there.
+
+    Raises:
+        DataError: If there is no such text, or it has words that the vocabulary has not.
+
+    >>> open_text('sample://split=valid', None, 32).info.n_classes
+    67
+    """
+    if pattern.startswith(SAMPLE):
+        return _sample(pattern, seq_length, train=train)
+    return streams.tokens(pattern, vocab_path, seq_length, random_skip=train)
+
+
+def _sample(pattern: str, seq_length: int, *, train: bool) -> Source:
+    split = pattern.removeprefix(SAMPLE)
+    if split not in sample_text.SPLITS:
+        raise DataError(f"{pattern!r} has no such split; there are {list(sample_text.SPLITS)}.")
+    words = Vocabulary(sample_text.vocabulary(), "the sample's vocabulary")
+    stream = words.encode(sample_text.text(split).encode(), pattern)
+    reader = streams.TokenReader(stream, seq_length, pattern, random_skip=train)
+    facts = {"start_id": words.start_id, "end_id": words.end_id, "n_tokens": len(stream)}
+    reader.info = describe(pattern, reader.first(), n_classes=len(words), facts=facts)
+    return Source(reader)
+
+
+def tokens_of(info: Info) -> tuple[int, int]:
+    """Gives the size of the vocabulary and the token that starts a text.
+
+    Raises:
+        DataError: If the data is no stream of tokens.
+    """
+    if info.n_classes is None or "tokens" not in info.shapes:
+        raise DataError(
+            f"{info.name} is no stream of tokens: its fields are {dict(info.shapes)}. Give text "
+            "files as the pattern, and --module_config.vocab_path where tokens are words."
+        )
+    start_id = info.facts.get("start_id")
+    # Bytes have no mark of their own; text does not have the byte 0.
+    return info.n_classes, 0 if start_id is None else start_id
+
+
+def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
+    """Gives the sum of the tokens' losses in nats, and their number."""
+    logits = logits_BxLxV.astype(jnp.float32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"])
+    return _over_tokens(losses, batch)
+
+
+def reciprocal_ranks(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
+    """Gives the sum of 1 / rank of the true tokens, and their number.
+
+    Tokens that are as likely as the true one stand before it.
+    """
+    true = jnp.take_along_axis(logits_BxLxV, batch["tokens"][..., None], axis=-1)
+    ranks = jnp.sum(logits_BxLxV >= true, axis=-1)
+    return _over_tokens(1 / ranks.astype(jnp.float32), batch)
+
+
+def _over_tokens(values_BxL: jax.Array, batch: Mapping[str, Any]) -> Mean:
+    mask = batch.get("token_mask")
+    if mask is None:
+        return Mean(jnp.sum(values_BxL), jnp.float32(values_BxL.size))
+    return Mean(jnp.sum(jnp.where(mask, values_BxL, 0.0)), jnp.sum(jnp.asarray(mask, jnp.float32)))
+
+
+def perplexity(metrics: Mapping[str, float]) -> float:
+    """Gives e to the cost; infinite where that is beyond a float.
+
+    >>> round(perplexity({'cost': 1.0}), 3)
+    2.718
+    """
+    try:
+        return math.exp(metrics["cost"])
+    except OverflowError:
+        return math.inf
