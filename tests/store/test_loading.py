@@ -59,6 +59,21 @@ def test_only_the_items_asked_for_are_read(tmp_path):
     assert set(loading.load(tmp_path, items=["model_params"])) == {"model_params", "step", "meta"}
 
 
+def test_loaded_arrays_can_be_written_to(tmp_path, golden):
+    fill(tmp_path)
+    loading.load(tmp_path)["model_params"]["dense"]["kernel"][:] = 0
+    for name in ("inline_amos", "ts_amos"):
+        loading.load(golden / name)["model_params"]["embed"]["embedding"][:] = 0
+
+
+def test_file_in_place_of_a_step_is_passed_over(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "checkpoint_9").write_text("")
+    assert loading.load(tmp_path)["step"] == 2
+    with pytest.raises(errors.StoreError, match="no checkpoint is there"):
+        loading.load(tmp_path / "checkpoint_9")
+
+
 def test_nothing_there_is_an_error(tmp_path):
     with pytest.raises(errors.StoreError, match="no checkpoint is there"):
         loading.load(tmp_path)

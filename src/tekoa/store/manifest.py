@@ -47,13 +47,9 @@ def seal(directory: pathlib.Path, *, step: int, layout: str, facts: dict[str, An
     Returns:
         The manifest as written.
     """
-    listed: dict[str, tuple[int, int]] = {}
-    folders = []
-    for path, is_dir in files.walk(directory):
-        if is_dir:
-            folders.append(path)
-        else:
-            listed[path] = files.checksum(directory / path, sync=True)
+    found = list(files.walk(directory))
+    folders = [path for path, is_dir in found if is_dir]
+    listed = files.checksums(directory, (p for p, is_dir in found if not is_dir), sync=True)
     manifest = Manifest(step=step, layout=layout, files=listed, facts=facts)
     body = json.dumps({"version": VERSION, **dataclasses.asdict(manifest)}).encode()
     files.write_new(directory / names.MANIFEST, body + b"\n%08x\n" % zlib.crc32(body))
@@ -108,13 +104,19 @@ def check(directory: str | os.PathLike[str], manifest: Manifest, verify: Verify)
         raise ValueError(f"verify must be 'none', 'size' or 'full', got {verify!r}.")
     if verify == "none":
         return
-    for name, (size, crc) in manifest.files.items():
-        path = pathlib.Path(directory) / name
+    directory = pathlib.Path(directory)
+    for name, (size, _) in manifest.files.items():
+        path = directory / name
         try:
             seen = os.stat(path, follow_symlinks=False).st_size
         except (FileNotFoundError, NotADirectoryError):
             raise errors.DamagedError(f"{path}: the file is missing.") from None
         if seen != size:
             raise errors.DamagedError(f"{path}: has {seen} bytes, the manifest says {size}.")
-        if verify == "full" and files.checksum(path) != (size, crc):
-            raise errors.DamagedError(f"{path}: the checksum does not match the manifest.")
+    if verify == "size":
+        return
+    for name, seen in files.checksums(directory, manifest.files).items():
+        if seen != manifest.files[name]:
+            raise errors.DamagedError(
+                f"{directory / name}: the checksum does not match the manifest."
+            )

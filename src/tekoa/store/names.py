@@ -53,7 +53,7 @@ def list_steps(directory: str | os.PathLike[str]) -> list[int]:
     try:
         with os.scandir(directory) as entries:
             steps = [parse_step(entry.name) for entry in entries]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(step for step in steps if step is not None)
 

@@ -86,7 +86,8 @@ def _decode(code: int, payload: bytes, where: str) -> Any:
         raise errors.DamagedError(
             f"{where}: an array is said to be {name}{list(shape)} and has {len(data)} bytes."
         )
-    array = np.frombuffer(data, dtype).reshape(shape)
+    # Copied, since arrays over msgpack's bytes could not be written to.
+    array = np.frombuffer(data, dtype).reshape(shape).copy()
     return array[()] if code == _SCALAR else array
 
 

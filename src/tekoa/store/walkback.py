@@ -62,7 +62,7 @@ def newest_usable(
             path = names.step_dir(directory, step)
             try:
                 return Found(value=use(path), step=step, skipped=skipped)
-            except (errors.DamagedError, FileNotFoundError) as error:
+            except (errors.DamagedError, FileNotFoundError, NotADirectoryError) as error:
                 if not path.exists():
                     break  # Its writer's retention removed it: a newer one has come.
                 _log.warning("skipped step %d: %s", step, error)
