@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tekoa.store import errors, restoring
@@ -113,3 +114,9 @@ def test_step_may_be_chosen(directory):
     assert restoring.restore(directory, target, step=5).step == 5
     with pytest.raises(errors.StoreError, match="no step 6"):
         restoring.restore(directory, target, step=6)
+
+
+def test_items_without_leaves_need_not_be_in_the_checkpoint(directory):
+    target = {"rng": jax.random.key(0), "carry": None, "optimizer_state": (optax.EmptyState(),)}
+    items = restoring.restore(directory, target).items
+    assert (items["carry"], items["optimizer_state"]) == (None, (optax.EmptyState(),))

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from tekoa.store import errors, steps, t5x_step
+from tekoa.store import errors, manifest, steps, t5x_step
 
 
 def test_format_is_found_by_itself(saved, golden):
@@ -34,6 +34,12 @@ def test_links_inside_a_step_are_refused(saved, tmp_path):
     (step / "default").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(errors.UnsafeError, match="is a link"):
         steps.open_step(step, verify="none")
+
+
+def test_layout_of_the_future_is_refused(tmp_path):
+    manifest.seal(tmp_path, step=5, layout="zip", facts={})
+    with pytest.raises(errors.DamagedError, match=r"'zip'. Update Tekoa"):
+        steps.open_step(tmp_path)
 
 
 def test_missing_step_is_named_with_those_there(saved):

@@ -89,3 +89,19 @@ def test_damaged_extra_items_are_walked_back(tmp_path):
 def test_unknown_layout_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="'tekoa' or 't5x'"):
         store.Store(tmp_path, layout="zip")
+
+
+def test_checkpoint_for_inference_has_no_optimizer_state(golden):
+    assert "optimizer_state" not in store.load(golden / "infer_ts")
+
+
+def test_step_is_told_by_the_name_where_the_tree_does_not(tmp_path):
+    t5x.write(tmp_path, 8, {"target": {"w": np.ones(1)}})
+    assert store.load(tmp_path)["step"] == 8
+
+
+@pytest.mark.parametrize("state", [{"step": "x"}, {"step": np.ones(2)}, {"step": {"a": 1}}])
+def test_unreadable_step_is_damage(tmp_path, state):
+    t5x.write(tmp_path, 8, {"target": {"w": np.ones(1)}, "state": state})
+    with pytest.raises(errors.NothingUsableError, match="has no step"):
+        store.load(tmp_path)

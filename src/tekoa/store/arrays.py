@@ -148,8 +148,8 @@ def _check(directory: pathlib.Path, leaf: leaves.Leaf, future: Any) -> Any:
     dtype = leaf.dtype if leaf.dtype in _NATIVE else "uint8"
     if tuple(store.shape) != leaf.shape or store.dtype.name != dtype:
         raise errors.DamagedError(
-            f"{directory}: array {'/'.join(leaf.name)!r} is {store.dtype.name}"
-            f"{list(store.shape)}, the index says {dtype}{list(leaf.shape)}."
+            f"{_where(directory, leaf.name)} is {store.dtype.name}{list(store.shape)}, the index "
+            f"says {dtype}{list(leaf.shape)}."
         )
     return store
 

@@ -71,10 +71,14 @@ def open_step(path: str | os.PathLike[str], *, verify: manifest.Verify = "full")
     except FileNotFoundError:
         # Other programs write T5X steps without a manifest; nothing else may lack it.
         if not t5x.is_t5x(path) or (path / names.INDEX).exists():
-            raise errors.DamagedError(f"{path}: has no manifest; it was not committed.") from None
+            raise errors.DamagedError(
+                f"{path}: has no manifest, so Tekoa did not commit it, and is not in T5X's format."
+            ) from None
     if layout == "t5x":
         return t5x_step.open_step(path)
-    return TekoaStep(path, leaves.read_index(path))
+    if layout == "tekoa":
+        return TekoaStep(path, leaves.read_index(path))
+    raise errors.DamagedError(f"{path}: has the unknown layout {layout!r}. Update Tekoa.")
 
 
 def find(directory: str | os.PathLike[str], step: int) -> pathlib.Path:

@@ -18,6 +18,7 @@ from tekoa.store import lease as lease_lib
 
 _VERSION = 3
 _MAX_NAME_BYTES = 200
+_LEAVES = (np.ndarray, np.generic, int, float, complex, str)
 
 
 def read(path: str | os.PathLike[str], *, step: int | None = None) -> dict[str, Any]:
@@ -111,9 +112,11 @@ def read_tree(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def _parse(node: Any, name: trees.Name, file: pathlib.Path, seen: set[str]) -> Any:
-    if not isinstance(node, dict):
-        return node
     where = f"{file}: leaf {'/'.join(name)!r}"
+    if not isinstance(node, dict):
+        if node is not None and not isinstance(node, _LEAVES):
+            raise errors.DamagedError(f"{where}: is a {type(node).__name__}.")
+        return node
     if not t5x_zarr.is_spec(node):
         if not all(isinstance(key, str) for key in node):
             raise errors.DamagedError(f"{where}: has keys that are not strings.")

@@ -53,7 +53,7 @@ class T5XStep:
             if isinstance(value, t5x_zarr.Spec) and name in shardings:
                 store = t5x_zarr.open_array(self.path, value)
                 flat[name] = arrays.read_shards(self.path, wanted[name], store, shardings[name])
-        read = t5x.resolve(self.path, {"/".join(name): value for name, value in flat.items()})
+        read = t5x.resolve(self.path, dict(enumerate(flat.values())))
         return {
             name: value if isinstance(value, jax.Array) else np.asarray(value)
             for name, value in zip(flat, read.values(), strict=True)
@@ -94,27 +94,34 @@ def open_step(path: pathlib.Path) -> T5XStep:
         errors.DamagedError: If it is not whole, or asks for anything unsafe.
     """
     state = t5x.read_tree(path)
+    found = {item: _child(state, home) for item, home in _HOMES.items()}
+    items = [item for item, node in found.items() if node is not None]
     values: dict[trees.Name, Any] = {}
-    for item, home in _HOMES.items():
-        node: Any = state
-        for part in home:
-            node = node.get(part, {}) if isinstance(node, dict) else {}
-        values.update(_flatten(node, (item,)))
-    if not (path / names.INDEX).exists():
-        return T5XStep(path, _index_of(path, state, values), values)
-    extra = t5x_msgpack.unpack((path / FILE).read_bytes(), str(path / FILE))
-    return T5XStep(path, leaves.read_index(path), {**values, **_flatten(extra, ())})
-
-
-def _index_of(
-    path: pathlib.Path, state: dict[str, Any], values: Mapping[trees.Name, Any]
-) -> leaves.Index:
-    step = state.get("state", {}).get("step")
-    if step is None or isinstance(step, dict):
-        raise errors.DamagedError(f"{path / names.T5X}: has no step.")
-    items = [item for item, home in _HOMES.items() if home[0] in state]
+    for item in items:
+        values.update(_flatten(found[item], (item,)))
+    if (path / names.INDEX).exists():
+        extra = t5x_msgpack.unpack((path / FILE).read_bytes(), str(path / FILE))
+        return T5XStep(path, leaves.read_index(path), {**values, **_flatten(extra, ())})
     described = {name: _describe(name, value) for name, value in values.items()}
-    return leaves.Index(step=int(step), leaves=described, items=items, meta={})
+    index = leaves.Index(step=_step_of(path, state), leaves=described, items=items, meta={})
+    return T5XStep(path, index, values)
+
+
+def _child(node: Any, name: trees.Name) -> Any:
+    for part in name:
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _step_of(path: pathlib.Path, state: dict[str, Any]) -> int:
+    """Gives the step that the tree tells, or else the directory's name."""
+    told = _child(state, ("state", "step"))
+    if told is None:
+        told = names.parse_step(path.name)
+    try:
+        return int(told)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        raise errors.DamagedError(f"{path / names.T5X}: has no step.") from None
 
 
 def _describe(name: trees.Name, value: Any) -> leaves.Leaf:

@@ -187,7 +187,7 @@ def _check_zarray(folder: pathlib.Path, spec: Spec, sizes: dict[str, int]) -> No
     if compressor not in (None, "gzip", "zlib", "zstd") or stored.get("filters"):
         raise errors.DamagedError(f"{path}: compressor {compressor!r} is not supported.")
     is_grid = len(chunks) == len(shape) and all(type(n) is int and n > 0 for n in chunks)
-    if not is_grid or separator not in (".", "/"):
+    if not is_grid or separator != ".":
         raise errors.DamagedError(f"{path}: has chunks {chunks} for the shape {shape}.")
     _check_chunks(folder, spec, chunks, sizes)
 
