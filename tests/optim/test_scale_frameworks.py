@@ -77,7 +77,9 @@ def equinox_table():
 def function_table():
     def model(p, x):
         dims = ("NHWC", "HWIO", "NHWC")
-        x = jax.lax.conv_general_dilated(x, p["conv"]["kernel"], (1, 1), "SAME", (1, 1), (1, 1), dims)
+        x = jax.lax.conv_general_dilated(
+            x, p["conv"]["kernel"], (1, 1), "SAME", (1, 1), (1, 1), dims
+        )
         x = jax.nn.relu(x + p["conv"]["bias"]).reshape(len(x), -1)
         x = x @ p["dense"]["kernel"] + p["dense"]["bias"]
         x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-6)

@@ -73,13 +73,19 @@ def execute(eqn: Any, data: list[Any], rng: np.random.Generator) -> list[Bag]:
             _cast(_elsewhere(eqn, data[0], i), var.aval.dtype, rng)
             for i, var in enumerate(eqn.outvars)
         ]
-    if data and _is_elementwise(eqn):
-        samples = [scale_values.as_samples(x) for x in data]
-        out = eqn.primitive.bind(*map(jnp.asarray, samples), **eqn.params)
-        outs = out if eqn.primitive.multiple_results else [out]
-        # Rows are drawn apart, so a mask may leave one of them with nothing: 0 / 0.
-        return [Bag(np.where(np.isnan(x), 0, x).astype(x.dtype)) for x in map(np.asarray, outs)]
-    return [scale_values.unit_bag(var.aval.dtype, rng) for var in eqn.outvars]
+    outs = _entrywise(eqn, data) if data and _looks_entrywise(eqn) else None
+    return outs or [scale_values.unit_bag(var.aval.dtype, rng) for var in eqn.outvars]
+
+
+def _entrywise(eqn: Any, data: list[Any]) -> list[Bag] | None:
+    samples = [jnp.asarray(scale_values.as_samples(x)) for x in data]
+    try:
+        out = eqn.primitive.bind(*samples, **eqn.params)
+    except (TypeError, ValueError, IndexError):
+        return None  # It keeps the shape but does not work entry by entry, as cholesky.
+    outs = out if eqn.primitive.multiple_results else [out]
+    # Rows are drawn apart, so a mask may leave one of them with nothing: 0 / 0.
+    return [Bag(np.where(np.isnan(x), 0, x).astype(x.dtype)) for x in map(np.asarray, outs)]
 
 
 def contract(a: Any, b: Any, n_terms: float, rng: np.random.Generator) -> np.ndarray:
@@ -233,7 +239,7 @@ def _cast(data: Any, dtype: Any, rng: np.random.Generator) -> Bag:
     return Bag(samples.astype(dtype))
 
 
-def _is_elementwise(eqn: Any) -> bool:
+def _looks_entrywise(eqn: Any) -> bool:
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     shape = eqn.outvars[0].aval.shape
     return all(

@@ -64,6 +64,9 @@ def _multiply_data(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]
 
 def _multiply_params(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     """Of two parameters the smaller is a gain of the larger."""
+    if {view.param for view in inputs[0].views} & {view.param for view in inputs[1].views}:
+        reader.note(inputs, "used by its square, for which there is no rule")
+        return reader.plain(eqn, inputs)
     sizes = [sum(map(_n_entries, value.views)) for value in inputs]
     gain = int(sizes[1] <= sizes[0])
     for view in inputs[gain].views:

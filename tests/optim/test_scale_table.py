@@ -1,0 +1,58 @@
+"""The table as users see it and as Amos reads it."""
+
+import numpy as np
+import pytest
+
+from tekoa.optim.scale_table import ScaleRow, ScaleTable
+
+
+def rows():
+    return [
+        ScaleRow(name=("a", "kernel"), shape=(4, 2), eta=0.5, slot_shape=(1, 2), reason="r1"),
+        ScaleRow(
+            name=("a", "odd"), shape=(3,), eta=2.0, slot_shape=(), reason="no rule", placed=False
+        ),
+        ScaleRow(
+            name=("stack",),
+            shape=(2, 3),
+            eta=0.3,
+            slot_shape=(2, 1),
+            reason="r3",
+            eta_by_slice=np.array([[0.1], [0.9]]),
+        ),
+    ]
+
+
+def test_rows_are_found_by_position_path_and_name():
+    table = ScaleTable(rows())
+    assert table[0] is table["a/kernel"] is table["a", "kernel"]
+    assert len(table) == len(list(table)) == 3
+
+
+def test_prints_aligned_and_marks_what_is_not_placed():
+    lines = str(ScaleTable(rows())).split("\n")
+    assert lines[0].split() == ["name", "shape", "eta", "slot", "reason"]
+    starts = {line.index(word) for line, word in zip(lines, ("reason", "r1", "NOT PLACED", "r3"))}
+    assert len(starts) == 1
+    assert lines[2].endswith("NOT PLACED: no rule")
+
+
+def test_lists_what_is_not_placed():
+    assert [row.name for row in ScaleTable(rows()).unplaced] == [("a", "odd")]
+
+
+def test_serves_amos_with_scales_and_slots():
+    table = ScaleTable(rows())
+    assert table.eta_fn(("a", "kernel"), (4, 2)) == 0.5
+    assert table.shape_fn(("a", "kernel"), (4, 2)) == (1, 2)
+    np.testing.assert_array_equal(table.eta_fn(("stack",), (2, 3)), [[0.1], [0.9]])
+
+
+def test_unknown_parameter_names_the_nearest():
+    with pytest.raises(KeyError, match="'params/a/kernel'; the nearest of 3 is 'a/kernel'"):
+        ScaleTable(rows()).eta_fn(("params", "a", "kernel"), (4, 2))
+
+
+def test_other_shape_is_an_error_that_shows_both():
+    with pytest.raises(ValueError, match=r"has shape \(5, 2\), but .* it has \(4, 2\)"):
+        ScaleTable(rows()).shape_fn(("a", "kernel"), (5, 2))
