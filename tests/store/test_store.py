@@ -201,3 +201,13 @@ def test_step_that_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, ca
             writer.save(step, {"x": jnp.ones(2)})
     assert writer.steps() == [1, 2]
     assert "could not remove step 1: not yours" in caplog.text
+
+
+def test_step_of_an_earlier_run_may_count_as_saved(tmp_path):
+    with store.Store(tmp_path) as writer:
+        writer.save(1, {"x": jnp.zeros(2)})
+    told = []
+    with store.Store(tmp_path, fatal_after=1) as writer:
+        writer.save(1, {"x": jnp.ones(2)}, exist_ok=True, on_commit=told.append)
+    assert told == [1]
+    assert store.load(tmp_path)["x"].tolist() == [0, 0]

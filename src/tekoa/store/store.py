@@ -78,11 +78,11 @@ class Store:
         meta: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
         on_commit: Callable[[int], None] | None = None,
+        exist_ok: bool = False,
     ) -> None:
         """Starts to save a step and returns; waits for an earlier save still running.
 
-        A step that this store has saved or restored is not saved again; one that
-        another run left there is an error.
+        A step that this store has saved or restored is not saved again.
 
         Args:
             step: Completed optimizer steps.
@@ -91,6 +91,8 @@ class Store:
             meta: JSON values stored in the same commit.
             metrics: Numbers that `retention.KeepBest` compares.
             on_commit: Called in the background with the step once it is committed.
+            exist_ok: Take a step that an earlier run committed for saved; it is
+                never overwritten, and otherwise a failure.
 
         Raises:
             errors.SaveFailedError: As `poll`, for an earlier save.
@@ -101,7 +103,7 @@ class Store:
         if not self._is_open:
             raise errors.StoreError(f"{self.directory}: the store is closed. Open a new one.")
         step = operator.index(step)
-        names.step_dir(self.directory, step)
+        path = names.step_dir(self.directory, step)
         snapshot = leaves.snapshot(items)
         body = json.loads(json.dumps(dict(meta or {}), default=_plain_number))
         scores = {name: float(value) for name, value in (metrics or {}).items()}
@@ -111,9 +113,12 @@ class Store:
                 _log.info("step %d is already saved", step)
                 return
             started = time.monotonic()
-            self._write(step, snapshot(), body, scores)
+            if exist_ok and path.is_dir():
+                _log.info("step %d was already saved by an earlier run", step)
+            else:
+                self._write(step, snapshot(), body, scores)
+                _log.info("saved step %d in %.3f s", step, time.monotonic() - started)
             self._mine.add(step)
-            _log.info("saved step %d in %.3f s", step, time.monotonic() - started)
             if on_commit is not None:
                 on_commit(step)
             self._retain()
