@@ -78,7 +78,10 @@ def test_workers_ignore_the_signals_of_the_run(doubled):
     for pid in pids:
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
-    assert next(with_workers)["x"].tolist() == expected[1]["x"].tolist()
+    # Far enough that batches are made after the signals, not only fetched.
+    for at in range(1, 12):
+        assert next(with_workers)["x"].tolist() == expected[at]["x"].tolist()
+    assert [worker._process.pid for worker in with_workers._pool._workers] == pids
     with_workers.restore(start)
 
 

@@ -203,7 +203,6 @@ class _File:
         if self._cached[0] != offset:
             text = self._read(offset, min(self.size, offset + BLOCK))
             starts = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
-            starts = starts[starts < len(text)]
             if offset == 0 or self._read(offset - 1, offset) == b"\n":
                 starts = np.concatenate([[0], starts])
             self._cached = (offset, text, starts)

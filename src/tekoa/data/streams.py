@@ -126,7 +126,7 @@ class StreamReader:
         return raw if self._decode is None else self._decode(raw)
 
     def _release(self, floor: int) -> None:
-        while self._low < min(floor, self._head):
+        while self._low < floor:
             self._kept.popleft()
             self._low += 1
         while len(self._notes) > 1 and self._notes[1][0] <= floor:
