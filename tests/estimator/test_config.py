@@ -42,6 +42,7 @@ def test_defaults_of_a_model_give_way_to_what_is_given():
     [
         (["--trian_pattern=x"], ["--trian_pattern", "--train_pattern"]),
         (["--max_ckpt=ten"], ["max_ckpt", "ten"]),
+        (["--mode=trian"], ["--mode", "eval_wait", "'trian'"]),
         (["--module_config.a"], ["--module_config.a", "VALUE"]),
     ],
 )

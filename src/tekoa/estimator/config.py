@@ -15,8 +15,8 @@ class UsageError(Exception):
     """A mistake of the command's user; shown as one message, without a traceback."""
 
 
-def _flag(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+def _flag(default: Any, text: str, *, choices: tuple[str, ...] = ()) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,11 @@ class RunConfig:
     module_config: str | None = _flag(None, "file with get_config; the model's own by default")
     model_dir: str | None = _flag(None, "directory of the run")
     checkpoint_path: str | None = _flag(None, "start from this checkpoint, of any format")
-    mode: str | None = _flag(None, "train, eval_once, eval_wait or predict; else by the flags")
+    mode: str | None = _flag(
+        None,
+        "train, eval_once, eval_wait or predict; else by the flags",
+        choices=("train", "eval_once", "eval_wait", "predict"),
+    )
     dry_run: bool = _flag(False, "compile and run the data pipeline only")
     max_train_steps: int | None = _flag(None, "where training ends")
     train_epochs: int | None = _flag(None, "passes over the data; None: repeat for ever")
@@ -63,11 +67,19 @@ class RunConfig:
     save_low: tuple[str, ...] = _flag((), "metrics whose lowest checkpoints are kept")
     ema: float | None = _flag(None, "decay of a moving average of the parameters")
     accumulate: int = _flag(1, "parts in which a batch is run before the one update")
-    precision: str = _flag("float32", "float32, or bf16 to compute in bfloat16")
-    on_nan: str = _flag("stop", "stop, skip or ignore numbers that are not finite")
+    precision: str = _flag(
+        "float32", "float32, or bf16 to compute in bfloat16", choices=("float32", "bf16")
+    )
+    on_nan: str = _flag(
+        "stop",
+        "stop, skip or ignore numbers that are not finite",
+        choices=("stop", "skip", "ignore"),
+    )
     steps_per_dispatch: str = _flag("auto", "steps that go to the device at once, or auto")
     progress: bool = _flag(True, "show a progress bar")
-    to: str | None = _flag(None, "format that `tekoa convert` writes: t5x or tekoa")
+    to: str | None = _flag(
+        None, "format that `tekoa convert` writes: t5x or tekoa", choices=("t5x", "tekoa")
+    )
     json: bool = _flag(False, "print metrics as one line of JSON")
     logtostderr: bool = _flag(True, "accepted and not needed: logs go to standard error")
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -93,7 +105,16 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], RunConfig]:
         raise UsageError(_explained(error)) from None
     given = frozenset(name for name in FLAG_NAMES if values[name].present)
     record = {name: _frozen(values[name].value) for name in FLAG_NAMES}
+    _check_choices(record)
     return words[1:], RunConfig(**record, overrides=overrides, given=given)
+
+
+def _check_choices(record: Mapping[str, Any]) -> None:
+    for field in dataclasses.fields(RunConfig):
+        choices = field.metadata.get("choices")
+        value = record.get(field.name)
+        if choices and value is not None and value not in choices:
+            raise UsageError(f"--{field.name} must be one of {', '.join(choices)}, got {value!r}.")
 
 
 def help_text() -> str:

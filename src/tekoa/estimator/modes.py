@@ -28,10 +28,7 @@ def choose_mode(config: RunConfig) -> str:
     Raises:
         UsageError: If the flags do not tell.
     """
-    known = ("train", "eval_once", "eval_wait", "predict")
     if config.mode is not None:
-        if config.mode not in known:
-            raise UsageError(f"--mode must be one of {', '.join(known)}, got {config.mode!r}.")
         return config.mode
     if config.eval_pattern is not None:
         if config.pred_pattern is not None:
@@ -91,9 +88,11 @@ def run_train(config: RunConfig) -> int:
 def run_eval_once(config: RunConfig) -> int:
     """Evaluates one checkpoint and prints its metrics; gives the exit code."""
     run = runs.open_run(config)
+    program = ShortProgram(run)
+    program.check_data("eval")
     path = restore.find_step(run.model_dir, run.config.checkpoint_path)
     with signals.stop_flag() as stop_flag:
-        found = ShortProgram(run).evaluation()(str(path), stop_flag)
+        found = program.evaluation()(str(path), stop_flag)
     show_metrics(run.config, names.parse_step(path.name) or 0, found)
     return 0
 
@@ -111,9 +110,11 @@ def run_eval_wait(config: RunConfig) -> int:
 def run_predict(config: RunConfig) -> int:
     """Writes one line per example; gives the exit code."""
     run = runs.open_run(config)
+    program = ShortProgram(run)
+    program.check_data("pred")
     path = restore.find_step(run.model_dir, run.config.checkpoint_path)
     with signals.stop_flag() as stop_flag, _opened(run.config.pred_output) as out:
-        for result in ShortProgram(run).predictions(str(path), stop_flag):
+        for result in program.predictions(str(path), stop_flag):
             print(result, file=out)
     return signals.EXIT_STOPPED if stop_flag.is_set() else 0
 

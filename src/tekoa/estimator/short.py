@@ -101,10 +101,19 @@ class ShortProgram:
             outputs, variables = step(params, variables, batch, jax.random.fold_in(rng, i))
             yield from np.asarray(experiment.predict(outputs))
 
-    def _source(self, kind: Kind) -> data.Source:
+    def check_data(self, kind: Kind) -> str:
+        """Gives the pattern of the data that a mode needs.
+
+        Raises:
+            UsageError: If it was not given.
+        """
         pattern = getattr(self._config, f"{kind}_pattern")
         if pattern is None:
             raise UsageError(f"There is no data: give --{kind}_pattern=PATTERN.")
+        return pattern
+
+    def _source(self, kind: Kind) -> data.Source:
+        pattern = self.check_data(kind)
         opened = getattr(self._run.module, "open_data", None)
         if opened is None:
             return data.load(pattern)

@@ -65,16 +65,22 @@ class PointWriter:
         import tensorboardX
 
         is_resumed = any(self._directory.glob("events.out.tfevents.*"))
-        self._file = tensorboardX.SummaryWriter(
-            str(self._directory),
-            purge_step=step + 1 if is_resumed else None,
-            # Two starts within one second must not share a file, and must keep their order.
-            filename_suffix=f".{time.time_ns()}",
+        # Two starts within one second must not share a file, and must keep their order.
+        self._file = tensorboardX.FileWriter(
+            str(self._directory), filename_suffix=f".{time.time_ns()}"
         )
+        if is_resumed:
+            from tensorboardX.proto import event_pb2
+
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._file.add_event(event_pb2.Event(step=step + 1, session_log=start))
 
     def add(self, tag: str, value: float, step: int) -> None:
-        """Adds one point."""
-        self._file.add_scalar(tag, value, step)
+        """Adds one point, under the very name given: `params/Dense_0/kernel (256, 10)`."""
+        from tensorboardX.proto import summary_pb2
+
+        point = summary_pb2.Summary.Value(tag=tag, simple_value=value)
+        self._file.add_summary(summary_pb2.Summary(value=[point]), step)
 
     def flush(self) -> None:
         """Puts all points on the disk."""

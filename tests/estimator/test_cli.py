@@ -1,0 +1,135 @@
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tekoa.estimator import cli
+
+
+def tekoa(*arguments, cwd=None, timeout=120):
+    return subprocess.run(
+        [sys.executable, "-m", "tekoa", *arguments],
+        cwd=cwd,
+        timeout=timeout,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_help_needs_no_jax_and_names_commands_and_flags():
+    program = (
+        "import sys; from tekoa.estimator import cli; cli.main(['--help']);"
+        "assert 'jax' not in sys.modules"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], check=True, text=True, capture_output=True
+    ).stdout
+    for word in ["train", "eval_wait", "predict", "inspect", "--model_dir", "--save_high"]:
+        assert word in shown
+
+
+# What a newcomer gets wrong within an hour; each is one message and exit code 2.
+MISTAKES = {
+    "no command": ([], "Usage"),
+    "command mistyped": (["trian", "mnist"], "Did you mean 'train'"),
+    "model mistyped": (["train", "mnits"], "Did you mean 'mnist'"),
+    "model missing": (["train"], "Which model"),
+    "flag mistyped": (["train", "mnist", "--max_train_step=3"], "--max_train_steps"),
+    "flag of the wrong type": (["train", "mnist", "--max_ckpt=many"], "max_ckpt"),
+    "pattern matches nothing": (["train", "mnist", "--train_pattern=no_such_*"], "no_such_*"),
+    "unknown scheme": (["train", "mnist", "--train_pattern=foo://x"], "foo://"),
+    "no such split": (["train", "mnist", "--train_pattern=digits://split=all"], "split"),
+    "setting mistyped": (["train", "mnist", "--module_config.wormup=3"], "warmup"),
+    "setting of the wrong type": (["train", "mnist", "--module_config.warmup=x"], "warmup"),
+    "wrong precision": (["train", "mnist", "--precision=half"], "precision"),
+    "directory not writable": (["train", "mnist", "--model_dir=/proc/run"], "/proc/run"),
+    "nothing to predict": (["predict", "mnist"], "--pred_pattern"),
+    "nothing to do": (["--model_dir=x"], "--train_pattern"),
+    "inspect nothing": (["inspect", "no_such_dir"], "no_such_dir"),
+    "convert without format": (["convert", "a", "b"], "--to"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_message(name, tmp_path, monkeypatch, capsys):
+    arguments, words = MISTAKES[name]
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == cli.EXIT_USAGE
+    said = capsys.readouterr()
+    assert words in said.out + said.err
+    assert "Traceback" not in said.err
+
+
+def test_evaluating_an_empty_directory_is_one_message(tmp_path, capsys):
+    flags = [f"--model_dir={tmp_path}", "--eval_pattern=digits://split=test"]
+    assert cli.main(["eval", "mnist", *flags]) == cli.EXIT_STORE
+    assert "no checkpoint yet" in capsys.readouterr().err
+
+
+def test_second_trainer_is_refused(trained, tmp_path, capsys):
+    from tekoa import store
+
+    with store.Store(tmp_path):
+        shown = tekoa("train", "mnist", f"--model_dir={tmp_path}", "--max_train_steps=1")
+    assert shown.returncode == cli.EXIT_STORE
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.slow
+def test_a_run_stopped_by_a_signal_goes_on_to_the_same_bits(tmp_path):
+    flags = [
+        "train",
+        "mnist",
+        "--max_train_steps=300",
+        "--check_every_steps=50",
+        "--random_seed=1",
+        "--noprogress",
+        "--steps_per_dispatch=1",
+    ]
+    assert tekoa(*flags, "--model_dir=whole", cwd=tmp_path).returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tekoa", *flags, "--model_dir=parts"], cwd=tmp_path
+    )
+    parts = pathlib.Path(tmp_path) / "parts"
+    deadline = time.monotonic() + 60
+    while not (parts / "checkpoint_50").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=60) in (0, 75)
+    assert tekoa(*flags, "--model_dir=parts", cwd=tmp_path).returncode == 0
+    code = (
+        "import sys, numpy as np, tekoa; from tekoa.core import trees;"
+        "a, b = (trees.flatten_named(tekoa.load_checkpoint(d, step=300)['model_params'])"
+        " for d in sys.argv[1:]);"
+        "assert all((a[k] == b[k]).all() for k in a)"
+    )
+    subprocess.run([sys.executable, "-c", code, "whole", "parts"], cwd=tmp_path, check=True)
+
+
+def test_models_lists_what_is_bundled(capsys):
+    assert cli.main(["models"]) == 0
+    assert "mnist" in capsys.readouterr().out
+
+
+def test_convert_writes_what_t5x_reads(trained, tmp_path, capsys):
+    assert cli.main(["convert", str(trained), str(tmp_path), "--to=t5x"]) == 0
+    assert (tmp_path / "checkpoint_25" / "checkpoint").is_file()
+    assert (
+        cli.main(
+            [
+                "eval",
+                "mnist",
+                f"--model_dir={tmp_path}",
+                "--eval_pattern=digits://split=test",
+                "--json",
+            ]
+        )
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 25

@@ -1,0 +1,55 @@
+import jax
+import numpy as np
+import pytest
+
+from tekoa import data
+from tekoa.core import trees
+from tekoa.estimator.module import DataFacts
+from tekoa.models import mnist
+
+
+def facts(pattern, batch_size=32):
+    source = data.load(pattern)
+    return DataFacts(
+        info=source.info,
+        n_examples=len(source),
+        batch_size=batch_size,
+        sample=next(source.batches(batch_size)),
+    )
+
+
+def test_hand_set_scales_are_those_of_the_original():
+    experiment = mnist.experiment(mnist.get_config(), facts("digits://split=train"))
+    images = np.zeros((1, 28, 28, 1), np.uint8)
+    params = experiment.model.init(jax.random.key(0), images)["params"]
+    eta = mnist.amos_helper.params_fn_from_assign_map(mnist.ETA, eval_str_value=True)
+    slots = mnist.amos_helper.params_fn_from_assign_map(mnist.SLOTS, eval_str_value=True)
+    found = {
+        "/".join(name): (eta(name, leaf.shape), slots(name, leaf.shape))
+        for name, leaf in zip(trees.leaf_names(params), jax.tree.leaves(params), strict=True)
+    }
+    expected = {
+        "Conv_0/kernel": ((8 / 9) ** 0.5, (1, 1, 1, 32)),
+        "Conv_1/kernel": ((2 / 288) ** 0.5, (1, 1, 1, 64)),
+        "Dense_0/kernel": ((2 / 3136) ** 0.5, (1, 256)),
+        "Dense_1/kernel": ((1 / 256) ** 0.5, (1, 10)),
+        **{f"{name}/bias": (0.5, ()) for name in ["Conv_0", "Conv_1", "Dense_0", "Dense_1"]},
+    }
+    assert found.keys() == expected.keys()
+    for name, (scale, shape) in expected.items():
+        assert found[name][0] == pytest.approx(scale)
+        assert found[name][1] == shape
+
+
+def test_pixels_are_scaled_by_what_the_data_says():
+    images = next(data.load("digits://split=test").batches(4))["image"]
+    params = mnist.CNN(10, (0.0, 16.0)).init(jax.random.key(0), images)
+    same = mnist.CNN(10, (0.0, 255.0)).apply(params, images * (255.0 / 16.0))
+    np.testing.assert_allclose(mnist.CNN(10, (0.0, 16.0)).apply(params, images), same, rtol=1e-5)
+
+
+def test_data_without_images_is_a_clear_error(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\n")
+    with pytest.raises(ValueError, match="no images with labels"):
+        mnist.experiment(mnist.get_config(), facts(str(path), batch_size=1))
