@@ -110,16 +110,56 @@ def read(
     opening = {name: ts.open(_spec(directory, name), context=context) for name in full}
     opened = {name: _check(directory, full[name], future) for name, future in opening.items()}
     # All reads start before any is waited for: TensorStore runs them side by side.
-    reading = {name: store.read() for name, store in opened.items() if name not in shardings}
-    values: dict[trees.Name, Any] = {}
-    for name, leaf in wanted.items():
-        if name not in full:
-            values[name] = np.zeros(leaf.shape, leaves.to_dtype(leaf.dtype))
-        elif name in reading:
-            values[name] = from_stored(finish(reading[name], _where(directory, name)), leaf.dtype)
-        else:
-            values[name] = read_shards(directory, leaf, opened[name], shardings[name])
-    return values
+    reading = {
+        name: Reading(store, full[name], shardings.get(name), _where(directory, name))
+        for name, store in opened.items()
+    }
+    return {
+        name: reading[name].result()
+        if name in reading
+        else np.zeros(leaf.shape, leaves.to_dtype(leaf.dtype))
+        for name, leaf in wanted.items()
+    }
+
+
+class Reading:
+    """An array that is being read: whole, or shard by shard onto devices.
+
+    Args:
+        store: The opened TensorStore.
+        leaf: What it holds.
+        sharding: Where it goes; None gives a numpy array.
+        where: The array, for messages.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        leaf: leaves.Leaf,
+        sharding: jax.sharding.Sharding | None,
+        where: str,
+    ):
+        self._leaf, self._sharding, self._where = leaf, sharding, where
+        parts = [()]
+        if sharding is not None:
+            parts = sharding.addressable_devices_indices_map(leaf.shape).values()
+        # Replicas of a shard are read once.
+        self._futures = {
+            str(part): store[part].read() for part in {str(p): p for p in parts}.values()
+        }
+
+    def result(self) -> Any:
+        """Waits for the values.
+
+        Raises:
+            errors.DamagedError: If they cannot be read.
+        """
+        if self._sharding is None:
+            return self._part(())
+        return jax.make_array_from_callback(self._leaf.shape, self._sharding, self._part)
+
+    def _part(self, part: tuple[slice, ...] | None) -> np.ndarray:
+        return from_stored(finish(self._futures[str(part)], self._where), self._leaf.dtype)
 
 
 def _spec(directory: pathlib.Path, name: trees.Name) -> dict[str, Any]:
@@ -172,19 +212,3 @@ def finish(future: Any, where: str) -> Any:
 
 def _where(directory: pathlib.Path, name: trees.Name) -> str:
     return f"{directory}: array {'/'.join(name)!r}"
-
-
-def read_shards(
-    directory: pathlib.Path, leaf: leaves.Leaf, store: Any, sharding: jax.sharding.Sharding
-) -> jax.Array:
-    """Reads an opened TensorStore onto devices, each shard for itself."""
-    # Replicas of a shard are read once.
-    seen: dict[str, np.ndarray] = {}
-
-    def shard(where: tuple[slice, ...]) -> np.ndarray:
-        if str(where) not in seen:
-            data = finish(store[where].read(), _where(directory, leaf.name))
-            seen[str(where)] = from_stored(data, leaf.dtype)
-        return seen[str(where)]
-
-    return jax.make_array_from_callback(leaf.shape, sharding, shard)

@@ -46,18 +46,24 @@ class T5XStep:
         shardings: Mapping[trees.Name, jax.sharding.Sharding],
     ) -> dict[trees.Name, Any]:
         """Reads leaves as numpy arrays, or as jax arrays where a sharding is given."""
-        flat = {name: self.values.get(name) for name in wanted}
-        for name, value in flat.items():
-            if value is None:
-                raise errors.DamagedError(f"{self.path}: {'/'.join(name)!r} is not there.")
-            if isinstance(value, t5x_zarr.Spec) and name in shardings:
-                store = t5x_zarr.open_array(self.path, value)
-                flat[name] = arrays.read_shards(self.path, wanted[name], store, shardings[name])
-        read = t5x.resolve(self.path, dict(enumerate(flat.values())))
-        return {
-            name: value if isinstance(value, jax.Array) else np.asarray(value)
-            for name, value in zip(flat, read.values(), strict=True)
+        missing = [name for name in wanted if name not in self.values]
+        if missing:
+            raise errors.DamagedError(f"{self.path}: {'/'.join(missing[0])!r} is not there.")
+        reading = {
+            name: self._start(spec, leaf, shardings.get(name))
+            for name, leaf in wanted.items()
+            if isinstance(spec := self.values[name], t5x_zarr.Spec)
         }
+        return {
+            name: reading[name].result() if name in reading else np.asarray(self.values[name])
+            for name in wanted
+        }
+
+    def _start(
+        self, spec: t5x_zarr.Spec, leaf: leaves.Leaf, sharding: jax.sharding.Sharding | None
+    ) -> arrays.Reading:
+        store = t5x_zarr.open_array(self.path, spec)
+        return arrays.Reading(store, leaf, sharding, str(self.path / spec.path))
 
 
 def write(
