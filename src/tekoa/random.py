@@ -1,5 +1,6 @@
 """Keys, one after another."""
 
+import numbers
 from collections.abc import Iterator
 
 import jax
@@ -12,7 +13,7 @@ def sequence(seed: int | jax.Array) -> Iterator[jax.Array]:
     >>> bool((jax.random.key_data(next(keys)) == jax.random.key_data(next(keys))).all())
     False
     """
-    key = jax.random.key(seed) if isinstance(seed, int) else seed
+    key = jax.random.key(seed) if isinstance(seed, numbers.Integral) else seed
     i = 0
     while True:
         yield jax.random.fold_in(key, i)

@@ -1,5 +1,6 @@
 """Finds the bridge that fits a model, importing no library that is not loaded."""
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ def as_model_fns(
     """
     if isinstance(init, ModelFns):
         return init
-    owner = getattr(init, "__self__", init)
+    owner = getattr(_unwrapped(init), "__self__", init)
     if collections is not None or _is(owner, "flax.linen", "Module"):
         from tekoa.bridges import linen
 
@@ -53,6 +54,12 @@ def as_model_fns(
         f"Cannot make a model of {type(init).__name__}. Pass a Linen, NNX or Equinox module, a "
         "Haiku transformed pair, ModelFns, or init and apply functions."
     )
+
+
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _is(value: Any, module: str, name: str) -> bool:

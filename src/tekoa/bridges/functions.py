@@ -16,12 +16,14 @@ def model_fns(init: Callable[..., Any] | PyTree, apply: Callable[..., Any]) -> M
 
     Args:
         init: `init(rng, *inputs) -> params`, or the initial parameters themselves.
-        apply: `apply(params, *inputs) -> outputs`. Arguments named `rng`, `train` and
-            `variables` are handed over by name; with `variables`, init gives
-            `(params, variables)` and apply gives `(outputs, variables)`.
+        apply: `apply(params, *inputs) -> outputs`, or `apply(params, rng, *inputs)` as Haiku
+            has it. Arguments named `rng`, `train`, `training`, `is_training`,
+            `deterministic` and `variables` are handed over by name; with `variables`, init
+            gives `(params, variables)` and apply gives `(outputs, variables)`.
     """
-    accepted = set(inspect.signature(apply).parameters)
+    accepted = list(inspect.signature(apply).parameters)
     has_variables = "variables" in accepted
+    is_rng_second = accepted[1:2] == ["rng"]
 
     def init_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> tuple[PyTree, Variables]:
         made = init(rng, *inputs) if callable(init) else jax.tree.map(jnp.array, init)
@@ -35,12 +37,23 @@ def model_fns(init: Callable[..., Any] | PyTree, apply: Callable[..., Any]) -> M
         return made
 
     def apply_fn(params, variables, inputs, *, rng, train: bool):
-        offered = {"rng": rng, "train": train, "variables": variables}
+        offered = {"rng": rng, "variables": variables, **train_words(train)}
         named = {name: value for name, value in offered.items() if name in accepted}
+        if is_rng_second:
+            inputs = (named.pop("rng"), *inputs)
         result = apply(params, *inputs, **named)
         return result if has_variables else (result, {})
 
     return ModelFns(init=init_fn, apply=apply_fn)
+
+
+def train_words(train: bool) -> dict[str, bool]:
+    """The names by which models ask whether they are being trained, with the answers.
+
+    >>> train_words(False)['deterministic']
+    True
+    """
+    return {"train": train, "training": train, "is_training": train, "deterministic": not train}
 
 
 def haiku_model_fns(transformed: Any) -> ModelFns:

@@ -8,12 +8,12 @@ import flax.core
 import jax
 from flax import linen as nn
 
+from tekoa.bridges import functions
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.trees import PyTree
 
 Collections = Mapping[str, Sequence[str]]
 
-_TRAIN_WORDS = {"train": True, "training": True, "is_training": True, "deterministic": False}
 _NOT_KEPT = ("intermediates",)
 
 
@@ -99,8 +99,8 @@ def _mode(method: Callable[..., Any], *, train: bool) -> dict[str, bool]:
         return {}
     arguments = inspect.signature(type(module).__call__).parameters
     return {
-        word: when if train else not when
-        for word, when in _TRAIN_WORDS.items()
+        word: answer
+        for word, answer in functions.train_words(train).items()
         # A module that holds the setting itself must not be told twice.
         if word in arguments and getattr(module, word, None) is None
     }

@@ -49,6 +49,7 @@ def model_fns(module: nnx.Module) -> ModelFns:
         del rng  # NNX modules hold their own random streams.
         live = merge(params, variables, train)
         outputs = live(*inputs)
+        nnx.pop(live, nnx.Intermediate)  # What a call only notes down is not kept.
         _, _, carry, rest = nnx.split(live, *filters)
         return outputs, _variables(forms[1].pure(carry), forms[2].pure(rest))
 

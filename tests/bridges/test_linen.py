@@ -1,0 +1,139 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from tekoa.bridges import linen
+from tekoa.models import RNNLM
+
+X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+RNG = jax.random.key(0)
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.5)(x)
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        self.sow("intermediates", "seen", x)
+        return nn.Dense(3)(x)
+
+
+class Deterministic(nn.Module):
+    deterministic: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool | None = None):
+        deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
+        return nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(3)(x))
+
+
+def test_init_gives_parameters_and_the_collections_that_are_kept():
+    params, variables = linen.model_fns(Net()).init(RNG, (X,))
+    assert sorted(params) == ["BatchNorm_0", "Dense_0"]
+    assert sorted(variables) == ["batch_stats"]
+
+
+def test_training_moves_batch_statistics_as_numpy_does(train):
+    state, _ = train(linen.model_fns(Net()), 1, data=[(X, X[:, :3])])
+    stats = state.variables["batch_stats"]["BatchNorm_0"]
+    np.testing.assert_allclose(stats["mean"], 0.5 * X.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stats["var"], 0.5 + 0.5 * X.var(0), rtol=1e-5)
+
+
+def test_training_drops_out_and_evaluation_does_not():
+    fns = linen.model_fns(Net())
+    params, variables = fns.init(RNG, (X,))
+    run = functools.partial(fns.apply, params, variables, (X,))
+    a, b = (run(rng=jax.random.key(i), train=True)[0] for i in (1, 2))
+    assert not np.array_equal(a, b)
+    a, changed = run(rng=jax.random.key(1), train=False)
+    b, _ = run(rng=jax.random.key(2), train=False)
+    np.testing.assert_array_equal(a, b)
+    assert changed == {}
+
+
+@pytest.mark.parametrize(("held", "drops"), [(None, True), (True, False), (False, True)])
+def test_a_module_that_holds_the_mode_itself_is_not_told_twice(held, drops):
+    fns = linen.model_fns(Deterministic(held))
+    params, variables = fns.init(RNG, (X,))
+    outputs, _ = fns.apply(params, variables, (X,), rng=RNG, train=True)
+    assert bool((outputs == 0).any()) == drops
+
+
+def test_only_named_collections_change():
+    class Counting(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            for name in ("a", "b"):
+                n = self.variable(name, "n", lambda: jnp.zeros(()))
+                if self.is_mutable_collection(name) and not self.is_initializing():
+                    n.value += 1
+            return nn.Dense(3)(x)
+
+    for mutable, expected in ((True, {"a", "b"}), (["a", "c"], {"a"}), (False, set())):
+        fns = linen.model_fns(Counting(), mutable=mutable)
+        params, variables = fns.init(RNG, (X,))
+        _, changed = fns.apply(params, variables, (X,), rng=RNG, train=True)
+        assert set(changed) == expected
+
+
+def test_named_streams_reach_the_model():
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x) + jax.random.normal(self.make_rng("noise"))
+
+    fns = linen.model_fns(
+        Noisy().init, Noisy().apply, collections={"init": ["params", "noise"], "apply": ["noise"]}
+    )
+    params, variables = fns.init(RNG, (X,))
+    a, b = (
+        fns.apply(params, variables, (X,), rng=jax.random.key(i), train=True)[0] for i in (1, 2)
+    )
+    assert not np.array_equal(a, b)
+
+
+def test_a_carry_is_kept_from_batch_to_batch_and_in_evaluation():
+    model = RNNLM(vocab_size=5, d_model=4, deterministic=True)
+    fns = linen.model_fns(model)
+    tokens = np.zeros((2, 3), np.int32)
+    params, variables = fns.init(RNG, (tokens,))
+    assert all(not x.any() for x in jax.tree.leaves(variables["carry"]))
+    for train in (True, False):
+        _, changed = fns.apply(params, variables, (tokens,), rng=RNG, train=train)
+        assert all(x.any() for x in jax.tree.leaves(changed["carry"]))
+
+
+def test_partitioned_parameters_are_plain_arrays():
+    dense = nn.Dense(3, kernel_init=nn.with_partitioning(nn.initializers.ones, ("a", "b")))
+    params, _ = linen.model_fns(dense).init(RNG, (X,))
+    assert isinstance(params["kernel"], jax.Array)
+
+
+def test_an_init_without_parameters_is_told():
+    with pytest.raises(TypeError, match="mapping of collections with 'params'"):
+        linen.model_fns(lambda rngs, x: {"weights": jnp.ones(2)}, lambda *a: a).init(RNG, (X,))
+
+
+def test_init_alone_is_not_enough():
+    with pytest.raises(TypeError, match="pass apply=model.apply"):
+        linen.model_fns(lambda rngs, x: {})
+
+
+def test_training_learns(train):
+    _, losses = train(linen.model_fns(nn.Dense(3)), 50)
+    assert losses[-1] < losses[0]
+
+
+def test_the_whole_model_runs_with_optax_loss(train):
+    _, losses = train(
+        linen.model_fns(nn.Dense(3)),
+        2,
+        loss=lambda out, y: optax.l2_loss(out, y).mean(),
+    )
+    assert np.isfinite(losses).all()

@@ -1,0 +1,121 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tekoa.bridges.functions import model_fns
+from tekoa.core import objective
+from tekoa.core.metrics import Mean
+
+RNG = jax.random.key(0)
+X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+MASK = (np.arange(12) % 5 > 0).astype(np.float32)
+PARAMS = {"w": np.float32([0.5, -1.0, 2.0])}
+
+
+def linear(params, x):
+    return x @ params["w"]
+
+
+def row_mean(out, mask):
+    del mask
+    return jnp.mean(out**2)
+
+
+def token_mean(out, mask):
+    return Mean(jnp.sum(out**2 * mask), jnp.sum(mask))
+
+
+def value_and_grad(loss, n_parts, **options):
+    made = objective.make_objective(model_fns(PARAMS, linear), loss, **options)
+    run = jax.jit(objective.make_value_and_grad(made, n_parts))
+    return run(PARAMS, {}, (X, MASK), RNG)
+
+
+@pytest.mark.parametrize(
+    ("loss", "weights"),
+    [(row_mean, np.full(12, 1 / 12)), (token_mean, MASK / MASK.sum())],
+    ids=["mean over rows", "mean over tokens"],
+)
+@pytest.mark.parametrize("n_parts", [1, 3, 4])
+def test_parts_add_up_to_numpys_result_of_the_whole(loss, weights, n_parts):
+    out = X.astype(np.float64) @ PARAMS["w"]
+    value, grads, _, _ = value_and_grad(loss, n_parts)
+    assert float(value) == pytest.approx((out**2 * weights).sum(), rel=1e-6)
+    np.testing.assert_allclose(grads["w"], 2 * (out * weights) @ X, rtol=1e-6)
+
+
+def test_metrics_of_parts_add_up_too():
+    def loss(out, mask):
+        return jnp.mean(out**2), {"kept": jnp.mean(mask), "each": mask}
+
+    *_, found = value_and_grad(loss, 3)
+    computed = {name: float(mean.compute()) for name, mean in found.items()}
+    assert computed == pytest.approx({"kept": MASK.mean(), "each": MASK.mean()})
+
+
+def test_the_value_alone_is_the_same_number():
+    made = objective.make_objective(model_fns(PARAMS, linear), token_mean)
+    value, *_ = value_and_grad(token_mean, 3)
+    alone = jax.jit(objective.make_value(made, 3))(PARAMS, {}, (X, MASK), RNG)
+    assert float(alone) == pytest.approx(float(value), rel=1e-6)
+
+
+def test_without_a_loss_the_output_is_it():
+    fns = model_fns(PARAMS, lambda p, x: jnp.mean(linear(p, x)))
+    made = objective.make_objective(fns, None)
+    total, (count, _, found) = made(PARAMS, {}, (X, ()), RNG)
+    assert (float(total), float(count), found) == (pytest.approx(np.mean(X @ PARAMS["w"])), 1, {})
+
+
+def test_a_model_may_give_its_loss_with_metrics():
+    fns = model_fns(PARAMS, lambda p, x: (jnp.mean(linear(p, x)), {"n": jnp.float32(2.0)}))
+    _, (_, _, found) = objective.make_objective(fns, None)(PARAMS, {}, (X, ()), RNG)
+    assert float(found["n"].compute()) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "seen"),
+    [
+        (lambda out, mask: out, r"float32 of shape \(12,\)"),
+        (lambda out, mask: 1.0, "float"),
+        (lambda out, mask: None, "NoneType"),
+        (lambda out, mask: jnp.sum(mask).astype(jnp.int32), "int32"),
+        (lambda out, mask: Mean(out, 1.0), r"shape \(12,\)"),
+    ],
+)
+def test_a_loss_that_is_not_a_number_is_told(loss, seen):
+    with pytest.raises(TypeError, match=f"(?i)the loss .*{seen}"):
+        value_and_grad(loss, 1)
+
+
+def test_bf16_runs_the_model_low_and_the_loss_high():
+    seen = {}
+
+    def apply(params, x, variables):
+        seen.update(w=params["w"].dtype, x=x.dtype, n=variables["n"]["v"].dtype)
+        return x @ params["w"], {"n": {"v": variables["n"]["v"] + 2**-10}}
+
+    def loss(out, mask):
+        seen["out"] = out.dtype
+        return jnp.mean(out)
+
+    fns = model_fns(lambda *_: (PARAMS, {}), apply)
+    made = objective.make_objective(fns, loss, precision="bf16")
+    variables = {"n": {"v": jnp.ones(())}}
+    grads, (_, changed, _) = jax.grad(made, has_aux=True)(PARAMS, variables, (X, MASK), RNG)
+    assert seen == {"w": jnp.bfloat16, "x": jnp.bfloat16, "n": jnp.float32, "out": jnp.float32}
+    assert grads["w"].dtype == jnp.float32
+    # A move that bfloat16 cannot hold.
+    assert float(changed["n"]["v"]) == 1 + 2**-10
+
+
+def test_the_carry_goes_through_parts_by_rows():
+    def apply(params, x, variables):
+        return x @ params["w"], {"carry": variables["carry"] + x[:, 0]}
+
+    made = objective.make_objective(model_fns(lambda *_: None, apply), row_mean)
+    carry = np.arange(12, dtype=np.float32)
+    run = objective.make_value_and_grad(made, 3)
+    _, _, variables, _ = run(PARAMS, {"carry": jnp.array(carry)}, (X, MASK), RNG)
+    np.testing.assert_allclose(variables["carry"], carry + X[:, 0], rtol=1e-6)

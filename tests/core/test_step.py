@@ -1,0 +1,190 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tekoa.bridges.functions import model_fns
+from tekoa.core import step as steps
+from tekoa.core.metrics import Mean
+from tekoa.core.model import ModelFns
+from tekoa.testing import assert_trees_equal, count_compilations
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(12, 3)).astype(np.float32)
+Y = RNG.normal(size=12).astype(np.float32)
+PARAMS = {"w": np.float32([0.5, -1.0, 2.0]), "b": np.float32(0.1)}
+FNS = model_fns(PARAMS, lambda p, x: x @ p["w"] + p["b"])
+
+
+def mse(out, y):
+    return jnp.mean((out - y) ** 2)
+
+
+def start(tx, fns=FNS, **options):
+    return steps.init_state(fns, tx, jax.random.key(0), inputs=(X,), **options)
+
+
+def train(tx, n, fns=FNS, loss=mse, ema=None, **options):
+    state = start(tx, fns, ema=ema)
+    step = jax.jit(steps.make_train_step(fns, loss, tx, ema=ema, **options))
+    outputs = []
+    for _ in range(n):
+        state, output = step(state, (X, Y))
+        outputs.append(output)
+    return state, outputs
+
+
+def test_one_step_of_descent_is_numpys():
+    state, (output,) = train(optax.sgd(0.1), 1)
+    error = X.astype(np.float64) @ PARAMS["w"] + PARAMS["b"] - Y
+    grad = 2 * error @ X / 12
+    np.testing.assert_allclose(state.params["w"], PARAMS["w"] - 0.1 * grad, rtol=1e-6)
+    assert float(output.loss) == pytest.approx((error**2).mean(), rel=1e-6)
+    norm = np.sqrt((grad**2).sum() + (2 * error.mean()) ** 2)
+    assert float(output.gradients_l2norm) == pytest.approx(norm, rel=1e-6)
+    assert float(output.weights_l2norm) == pytest.approx(
+        np.sqrt(sum(np.square(np.float64(p)).sum() for p in state.params.values())), rel=1e-6
+    )
+    assert (int(state.step), output.grads) == (1, None)
+
+
+def test_kept_gradients_are_those_the_optimizer_got():
+    _, (output,) = train(optax.sgd(0.1), 1, keep_grads=True)
+    state, _ = train(optax.sgd(0.1), 1)
+    np.testing.assert_allclose(
+        output.grads["w"], (PARAMS["w"] - np.asarray(state.params["w"])) / 0.1, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("loss", [mse, lambda o, y: Mean(jnp.sum((o - y) ** 2 * (y > 0)), 6.0)])
+def test_accumulation_equals_the_whole_batch(loss):
+    whole, _ = train(optax.adam(0.1), 5, loss=loss, ema=0.9)
+    parts, _ = train(optax.adam(0.1), 5, loss=loss, ema=0.9, accumulate=4)
+    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert int(parts.step) == 5
+
+
+def test_the_average_moves_once_per_step_also_under_accumulation():
+    state, _ = train(optax.sgd(0.1), 1, ema=0.75, accumulate=4)
+    for name, first in PARAMS.items():
+        expected = 0.75 * first + 0.25 * np.asarray(state.params[name])
+        np.testing.assert_allclose(state.average[name], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.adam(1e-2), optax.lbfgs(), optax.polyak_sgd()], ids=["adam", "lbfgs", "polyak"]
+)
+def test_a_step_compiles_once(tx):
+    state, batch = start(tx), (X, Y)
+    step = jax.jit(steps.make_train_step(FNS, mse, tx), donate_argnums=0)
+    with count_compilations() as compiled:
+        for _ in range(3):
+            state, _ = step(state, batch)
+    assert compiled.total == 1
+
+
+def test_lbfgs_gets_what_it_needs_to_descend():
+    _, outputs = train(optax.lbfgs(), 12)
+    best = np.linalg.lstsq(np.c_[X, np.ones(12)], Y, rcond=None)[1][0] / 12
+    assert float(outputs[-1].loss) == pytest.approx(best, rel=1e-4)
+
+
+def test_lbfgs_under_accumulation_descends_too():
+    _, whole = train(optax.lbfgs(), 4)
+    _, parts = train(optax.lbfgs(), 4, accumulate=3)
+    assert float(parts[-1].loss) == pytest.approx(float(whole[-1].loss), rel=1e-3)
+
+
+def test_weakly_typed_parameters_become_strong():
+    fns = model_fns({"w": 1.0, "b": jnp.full((), 2.0)}, lambda p, x: x[:, 0] * p["w"] + p["b"])
+    state = start(optax.sgd(0.1), fns)
+    assert not any(x.weak_type for x in jax.tree.leaves(state) if hasattr(x, "weak_type"))
+
+
+def test_every_step_has_its_own_key_drawn_from_the_root():
+    fns = model_fns(PARAMS, lambda p, x, rng: jnp.sum(p["w"]) * 0 + jax.random.normal(rng))
+    state, outputs = train(optax.sgd(0.1), 3, fns, loss=None)
+    root = jax.random.split(jax.random.key(0))[1]
+    expected = [float(jax.random.normal(jax.random.fold_in(root, i))) for i in range(3)]
+    assert [float(o.loss) for o in outputs] == pytest.approx(expected)
+    assert bool((state.rng == root).all())
+
+
+def test_bf16_keeps_parameters_and_slots_in_float32():
+    state, outputs = train(optax.adam(0.1), 2, precision="bf16")
+    _, exact = train(optax.adam(0.1), 2)
+    dtypes = {x.dtype for x in jax.tree.leaves((state.params, state.opt_state[0].mu))}
+    assert dtypes == {jnp.dtype("float32")}
+    assert float(outputs[1].loss) == pytest.approx(float(exact[1].loss), rel=2e-2)
+    assert float(outputs[1].loss) != float(exact[1].loss)
+
+
+def test_metrics_of_a_loss_are_gathered_over_steps():
+    state = start(optax.sgd(0.0), metric_names=("positive",))
+    step = steps.make_train_step(FNS, lambda o, y: (mse(o, y), {"positive": y > 0}), optax.sgd(0.0))
+    for y in (Y, -np.abs(Y)):
+        state, _ = step(state, (X, y))
+    assert float(state.sums["positive"].compute()) == pytest.approx((Y > 0).mean() / 2)
+
+
+def test_metrics_that_the_state_does_not_know_are_named():
+    step = steps.make_train_step(FNS, lambda o, y: (mse(o, y), {"m": y}), optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"gave the metrics \['m'\].* made for \[\]"):
+        step(start(optax.sgd(0.1)), (X, Y))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"accumulate": 0}, "accumulate must be 1 or more"),
+        ({"ema": 1.0}, r"ema must be in \[0, 1\)"),
+        ({"on_nan": "explode"}, "on_nan must be one of .*'explode'"),
+        ({"precision": "fp4"}, "precision must be one of .*'fp4'"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        steps.make_train_step(FNS, mse, optax.sgd(0.1), **options)
+
+
+def test_an_average_that_the_state_lacks_is_told():
+    step = steps.make_train_step(FNS, mse, optax.sgd(0.1), ema=0.9)
+    with pytest.raises(ValueError, match=r"init_state\(..., ema="):
+        step(start(optax.sgd(0.1)), (X, Y))
+
+
+def test_whole_numbers_are_not_learned():
+    with pytest.raises(TypeError, match="Parameter 'n' has dtype int32"):
+        start(optax.sgd(0.1), model_fns({"n": np.int32(3)}, lambda p, x: x))
+
+
+def test_the_step_runs_any_model_fns():
+    fns = ModelFns(
+        init=lambda rng, inputs: ({"w": jnp.ones(3)}, {"seen": {"n": jnp.zeros((), jnp.int32)}}),
+        apply=lambda p, v, inputs, rng, train: (
+            inputs[0] @ p["w"],
+            {"seen": {"n": v["seen"]["n"] + 1}} if train else {},
+        ),
+    )
+    state, _ = train(optax.sgd(0.1), 3, fns)
+    assert int(state.variables["seen"]["n"]) == 3
+
+
+def test_evaluation_gives_means_and_leaves_variables():
+    step = steps.make_eval_step(FNS, {"mse": mse, "each": lambda o, y: (o - y) ** 2})
+    means, variables = jax.jit(step)(PARAMS, {}, (X, Y), jax.random.key(0))
+    expected = ((X @ PARAMS["w"] + PARAMS["b"] - Y) ** 2).mean()
+    assert float(means["mse"].compute()) == pytest.approx(expected, rel=1e-6)
+    assert float(means["each"].compute()) == pytest.approx(expected, rel=1e-6)
+    assert variables == {}
+
+
+def test_prediction_gives_outputs():
+    outputs, _ = steps.make_predict_step(FNS)(PARAMS, {}, (X, ()), jax.random.key(0))
+    np.testing.assert_allclose(outputs, X @ PARAMS["w"] + PARAMS["b"], rtol=1e-6)
+
+
+def test_a_state_made_twice_is_the_same():
+    assert_trees_equal(start(optax.adam(0.1)), start(optax.adam(0.1)))

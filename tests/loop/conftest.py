@@ -1,0 +1,59 @@
+"""A tiny problem for loops: a line through points, compiled in no time."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tekoa.loop.task import TrainTask
+from tekoa.loop.train import TrainLoop
+
+PARAMS = {"w": np.float32([0.5, -1.0, 2.0]), "b": np.float32(0.1)}
+
+
+def apply(params, x):
+    return x @ params["w"] + params["b"]
+
+
+def mse(out, y):
+    return jnp.mean((out - y) ** 2)
+
+
+def make_data(n, n_rows=8, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, n_rows, 3)).astype(np.float32)
+    return [(a, a.sum(1) + 1) for a in x]
+
+
+def make_loop(data=None, *, n_steps=12, tx=None, init=PARAMS, model=apply, loss=mse, **options):
+    data = make_data(n_steps) if data is None else data
+    task = TrainTask(apply=model, optimizer=tx or optax.adam(0.05), loss=loss, data=data)
+    options.setdefault("n_steps_per_checkpoint", 4)
+    return TrainLoop(init=init, task=task, n_steps=n_steps, rnkey=jax.random.key(1), **options)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs_kept(tmp_path_factory):
+    """Many tests compile the very same step: XLA does it once."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture
+def line():
+    """The problem's parts, and `loop(...)` that makes a `TrainLoop` of them."""
+    return types.SimpleNamespace(
+        params=PARAMS, apply=apply, mse=mse, data=make_data, loop=make_loop
+    )
