@@ -187,6 +187,13 @@ def test_padded_batches_have_a_mask_and_one_shape(make_source):
     assert batches[0]["mask"].dtype == bool
 
 
+def test_masks_of_examples_are_false_in_the_padding():
+    source = data.as_source({"x": np.arange(5), "token_mask": np.ones((5, 3), bool)})
+    batches = list(source.batches(4, epochs=1, remainder="pad"))
+    assert sum(batch["token_mask"].sum() for batch in batches) == 15
+    assert source[4]["token_mask"].all()
+
+
 def test_padding_refuses_a_field_of_its_own_name():
     source = data.as_source({"x": np.arange(5), "mask": np.ones(5)})
     with pytest.raises(data.DataError, match="adds a field 'mask'"):

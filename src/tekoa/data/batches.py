@@ -62,7 +62,11 @@ class BatchMaker:
             )
         if rows.is_real is None:
             return {**gathered, "mask": np.ones(len(rows.draw.rows), bool)}
-        return {**gathered, "mask": rows.is_real.ravel()}
+        mask = rows.is_real.ravel()
+        for key, field in gathered.items():
+            if key.endswith("_mask") and field.dtype == bool:
+                field[~mask] = False  # Else a sum over tokens would count the filling.
+        return {**gathered, "mask": mask}
 
 
 class Batches(Iterator[Any]):

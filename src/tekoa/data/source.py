@@ -122,6 +122,7 @@ class Source:
                 many batches; the runs are what is shuffled.
             remainder: What becomes of a last batch that is not full. 'drop' leaves it out, 'pad'
                 repeats its last example and adds a boolean field `mask`, 'keep' gives it short.
+                Boolean fields named `*_mask` are False in the repeated examples.
             shard: (index, count): hand out only this contiguous part of every batch.
             take: Use only the first `take` examples; -1 uses all.
             workers: Processes that read and map ahead. Worth it for costly map functions only.
