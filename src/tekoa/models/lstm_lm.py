@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 from flax import linen as nn
 from ml_collections import config_dict
 
@@ -32,6 +33,7 @@ from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts, Experiment
 from tekoa.estimator.optimizers import make_optimizer, scales_of
 from tekoa.models import text
+from tekoa.optim.scale import ScaleTable
 
 _log = logging.getLogger("tekoa")
 
@@ -113,24 +115,23 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         part = logits.shape[0] / data.batch_size
         return Mean(cost.total, jnp.sqrt(cost.count * part)), {"cost": cost}
 
-    def optimizer():
-        is_found = _is_found(config.opt_config.scales)
-        return make_optimizer(
-            config.opt_config,
-            n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
-            find_scales=lambda: scales_of(model, loss, data.sample, split=split),
-            eta=None if is_found else ETA,
-            slot_shape=None if is_found else SLOTS,
-            clip_value=1.0,
-        )
+    def find_scales() -> ScaleTable:
+        sample = {**data.sample, "is_first": np.ones(len(data.sample["tokens"]), bool)}
+        return scales_of(model, loss, sample, split=lambda batch: (inputs(batch), (batch,)))
 
-    def split(batch: Any) -> Any:
-        return inputs(batch), (batch,)
-
+    is_found = _is_found(config.opt_config.scales)
+    optimizer = make_optimizer(
+        config.opt_config,
+        n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
+        find_scales=find_scales,
+        eta=None if is_found else ETA,
+        slot_shape=None if is_found else SLOTS,
+        clip_value=1.0,
+    )
     return Experiment(
         model=model,
         loss=loss,
-        optimizer=optimizer(),
+        optimizer=optimizer,
         inputs=inputs,
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
     )

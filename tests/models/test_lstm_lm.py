@@ -1,0 +1,372 @@
+"""The LSTM against a forward pass in numpy, written from the specification alone."""
+
+import logging
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tekoa.bridges import detect
+from tekoa.core import objective, trees
+from tekoa.core import step as steps
+from tekoa.estimator.config import UsageError
+from tekoa.estimator.module import DataFacts
+from tekoa.loop.checkpoint import Summary
+from tekoa.loop.evaluate import EvalLoop
+from tekoa.loop.task import EvalTask, TrainTask
+from tekoa.loop.train import TrainLoop
+from tekoa.models import lstm_lm, text
+from tekoa.optim import amos_helper
+
+H, M, V = 6, 10, 7  # Hidden, memory, vocabulary.
+FORGET = 1.0
+
+
+def shift_norm(x, shift):
+    x = x - shift
+    x = x - x.mean()
+    return x / math.sqrt(max((x * x).mean() * math.sqrt(len(x)), 1))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def numpy_logits(params, tokens, start_id=0):
+    """Logits of a whole stream, one token after the other, in double precision."""
+    p = {k: np.asarray(v, np.float64) for k, v in trees.flatten_named(params).items()}
+    recurrent, memory, logits = np.zeros(H), np.zeros(M), []
+    for token in [start_id, *tokens[:-1]]:
+        x = np.concatenate([recurrent, p["embed/embedding"][token]])
+        x = shift_norm(x, p["lstm/normalize/shift"])
+        core = np.tensordot(x, p["lstm/cell/core/kernel"], 1) + p["lstm/cell/core/bias"]
+        a, b, g, o = core
+        gate = sigmoid(FORGET - g)
+        b = np.clip(np.tanh(b) / (1 + math.exp(FORGET)), -gate, gate)
+        memory = memory * (1 - gate) + b * 2 * (a * sigmoid(a))
+        read = shift_norm(memory, p["lstm/cell/normalize/shift"]) * 2 * sigmoid(o)
+        recurrent = read @ p["lstm/cell/out/kernel"] + p["lstm/cell/out/bias"]
+        logits.append(p["embed/embedding"] @ recurrent + p["bias"])
+    return np.array(logits)
+
+
+def numpy_scores(params, tokens):
+    costs, ranks = [], []
+    for scores, true in zip(numpy_logits(params, tokens), tokens, strict=True):
+        costs.append(np.log(np.exp(scores).sum()) - scores[true])
+        ranks.append(1 / (scores >= scores[true]).sum())
+    return np.mean(costs), np.exp(np.mean(costs)), np.mean(ranks)
+
+
+def scattered(params, seed=0):
+    """Parameters of a size at which every part of the arithmetic shows."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), params)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lstm_lm.LstmLM(V, 0, H, M, FORGET)
+
+
+@pytest.fixture(scope="module")
+def variables(model):
+    found = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    return {**found, "params": scattered(found["params"])}
+
+
+@pytest.fixture(scope="module")
+def apply(model):
+    def run(variables, tokens, *is_first, train=False, rng=0):
+        rngs = {"dropout": jax.random.key(rng)}
+        return model.apply(variables, tokens, *is_first, train=train, rngs=rngs, mutable=["carry"])
+
+    return jax.jit(run, static_argnames="train")
+
+
+def with_rows(variables, n_rows):
+    carry = jax.tree.map(lambda x: jnp.repeat(x, n_rows, 0), variables["carry"])
+    return {**variables, "carry": carry}
+
+
+def facts(source, batch_size):
+    return DataFacts(
+        info=source.info,
+        n_examples=len(source),
+        batch_size=batch_size,
+        sample=next(source.batches(batch_size)),
+    )
+
+
+def small(**opt_config):
+    config = lstm_lm.get_config()
+    config.seq_length = 8
+    config.model_config.update(hidden_size=H, memory_size=M)
+    config.opt_config.update(opt_config)
+    return config
+
+
+def consecutive(source, batch_size, n):
+    batches = source.batches(batch_size, shuffle=True, consecutive=n)
+    for i, batch in enumerate(batches):
+        yield {**batch, "is_first": np.full(batch_size, i % n == 0)}
+
+
+def state_after_training(found, batch):
+    """A state with parameters and a carry that are not those of the start."""
+    fns = detect.as_model_fns(found.model)
+    inputs, _ = found.split(batch)
+    state = steps.init_state(fns, found.optimizer, jax.random.key(0), inputs=inputs)
+    carry = jax.tree.map(lambda x: x + 1, state.carry)
+    return state.replace(params=scattered(state.params), carry=carry), fns
+
+
+def checkpoint_of(state):
+    return Summary(
+        state=state,
+        step=0,
+        loss=jnp.zeros(()),
+        grads=None,
+        n_completed_steps=0,
+        elapsed_time=0.0,
+    )
+
+
+def test_config_has_the_names_and_defaults_of_the_original():
+    config = lstm_lm.get_config()
+    del config.opt_config["scales"]  # Ours.
+    assert config.to_dict() == {
+        "seq_length": 64,
+        "vocab_path": None,
+        "model_config": {
+            "hidden_size": 256,
+            "memory_size": 1024,
+            "forget_gate_bias": 1.0,
+            "hidden_dropout_rate": 0.55,
+            "memory_dropout_rate": 0.1,
+        },
+        "opt_config": {
+            "optimizer": "adam",
+            "learning_rate": 5e-4,
+            "momentum": 0.9,
+            "beta": 0.99,
+            "weight_decay": 0.01,
+        },
+    }
+
+
+def test_parameters_have_the_names_and_shapes_of_the_original(variables):
+    shapes = {k: v.shape for k, v in trees.flatten_named(variables["params"]).items()}
+    assert shapes == {
+        "bias": (V,),
+        "embed/embedding": (V, H),
+        "lstm/cell/core/bias": (4, M),
+        "lstm/cell/core/kernel": (2 * H, 4, M),
+        "lstm/cell/normalize/shift": (M,),
+        "lstm/cell/out/bias": (H,),
+        "lstm/cell/out/kernel": (M, H),
+        "lstm/normalize/shift": (2 * H,),
+    }
+
+
+def test_logits_are_those_of_numpy(variables, apply):
+    tokens = np.array([3, 1, 4, 1, 5])
+    logits, _ = apply(variables, tokens[None])
+    expected = numpy_logits(variables["params"], tokens)
+    np.testing.assert_allclose(logits[0], expected, rtol=2e-4, atol=2e-4)
+
+
+def test_evaluation_of_a_whole_stream_is_that_of_numpy(tmp_path):
+    """All of a file at batch size 1, the last piece shorter."""
+    rng = np.random.default_rng(1)
+    lines = [" ".join(rng.choice(["a", "b", "c", "d", "e"], 1 + i % 5)) for i in range(9)]
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    words = ["<s>", "</s>", "a", "b", "c", "d", "e"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word} 1\n" for word in words))
+    tokens = [words.index(word) for line in lines for word in [*line.split(), "</s>"]]
+    config = small()
+    config.vocab_path = str(tmp_path / "vocab.txt")
+    pattern = str(tmp_path / "text.txt")
+    source = lstm_lm.open_data(config, pattern, train=False)
+    assert len(tokens) % config.seq_length != 0
+    found = lstm_lm.experiment(config, facts(source, 2))
+    state, fns = state_after_training(found, next(source.batches(2)))
+    batches = list(source.batches(1, epochs=1, remainder="keep"))
+    measure = EvalLoop(EvalTask(metrics=found.metrics, data=batches, split=found.split), init=fns)
+    scores = dict(measure(checkpoint_of(state)).metrics["eval"])
+    cost, perplexity, mrr = numpy_scores(state.params, tokens)
+    assert scores["cost"] == pytest.approx(cost, rel=1e-5)
+    assert text.perplexity(scores) == pytest.approx(perplexity, rel=1e-4)
+    assert scores["mrr"] == pytest.approx(mrr, rel=1e-5)
+    # The carry that training left has no part in it, and a second evaluation is the same.
+    assert dict(measure(checkpoint_of(state)).metrics["eval"]) == scores
+
+
+def test_consecutive_batches_are_one_long_sequence(variables, apply):
+    tokens = np.random.default_rng(2).integers(0, V, (2, 12))
+    start, on = jnp.array([True, True]), jnp.array([False, False])
+    whole, at_end = apply(with_rows(variables, 2), tokens, start)
+    parts, now = [], with_rows(variables, 2)
+    for i, piece in enumerate(np.split(tokens, 3, axis=1)):
+        logits, changed = apply(now, piece, on if i else start)
+        now = {**now, **changed}
+        parts.append(logits)
+    np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=2e-4, atol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5),
+        now["carry"],
+        at_end["carry"],
+    )
+
+
+def test_rows_start_anew_where_the_batch_says_so(variables, apply):
+    tokens = np.random.default_rng(3).integers(0, V, (2, 4))
+    fresh = with_rows(variables, 2)
+    alone, _ = apply(fresh, tokens, jnp.array([True, True]))
+    _, left = apply(fresh, tokens[:, ::-1], jnp.array([True, True]))
+    mixed, _ = apply({**fresh, **left}, tokens, jnp.array([True, False]))
+    np.testing.assert_array_equal(mixed[0], alone[0])
+    assert not np.allclose(mixed[1], alone[1])
+
+
+def test_without_the_field_only_a_single_evaluated_row_goes_on(variables, apply, caplog):
+    tokens = np.random.default_rng(4).integers(0, V, (1, 4))
+    alone, left = apply(variables, tokens)
+    again = {**variables, **left}
+    assert not np.allclose(apply(again, tokens)[0], alone)
+    caplog.set_level(logging.WARNING, "tekoa")
+    rows, _ = apply(with_rows(again, 2), np.repeat(tokens, 2, 0))
+    np.testing.assert_allclose(rows[1], alone[0], rtol=1e-5, atol=1e-6)
+    assert "Each of 2 rows starts anew" in caplog.text
+
+
+def test_memory_mask_is_drawn_once_per_sequence():
+    size = 8
+    model = lstm_lm.LstmLM(size, 0, size, size, FORGET, 0.0, 0.5)
+    tokens = jnp.asarray(np.random.default_rng(5).integers(0, size, (3, 6)))
+    params = scattered(jax.jit(model.init)(jax.random.key(0), tokens)["params"])
+    # The logits are then what was read from the memory.
+    eye, zeros = jnp.eye(size), jnp.zeros(size)
+    params = {**params, "embed": {"embedding": eye}, "bias": zeros}
+    params["lstm"]["cell"]["out"] = {"kernel": eye, "bias": zeros}
+    run = jax.jit(lambda *args: model.apply(*args, train=True, rngs=rngs, mutable=True))
+    rngs = {"dropout": jax.random.key(1)}
+    logits, _ = run({"params": params}, tokens)
+    is_dropped = np.asarray(logits == 0)
+    assert (is_dropped == is_dropped[:, :1]).all()
+    assert 0 < is_dropped[:, 0].mean() < 1
+    assert (is_dropped[0, 0] != is_dropped[1, 0]).any()
+
+
+def test_dropout_is_for_training_only(variables, apply):
+    tokens = np.array([[3, 1, 4, 1]])
+    assert (apply(variables, tokens, rng=0)[0] == apply(variables, tokens, rng=1)[0]).all()
+    first, second = (apply(variables, tokens, train=True, rng=i)[0] for i in (0, 1))
+    assert (first != second).any()
+
+
+def test_gradients_reach_every_parameter(model, variables):
+    def value(params):
+        logits, _ = model.apply(
+            {**variables, "params": params}, jnp.array([[3, 1, 4]]), mutable=["carry"]
+        )
+        return jnp.sum(jnp.sin(logits))
+
+    grads = jax.jit(jax.grad(value))(variables["params"])
+    for name, grad in trees.flatten_named(grads).items():
+        assert np.isfinite(grad).all(), name
+        assert np.abs(grad).max() > 0, name
+
+
+@pytest.mark.parametrize("n_parts", [1, 4])
+def test_loss_is_the_sum_over_the_root_of_the_tokens_in_parts_too(n_parts):
+    config = small()
+    config.model_config.update(hidden_dropout_rate=0.0, memory_dropout_rate=0.0)
+    source = lstm_lm.open_data(config, "sample://split=valid", train=True)
+    data = facts(source, 4)
+    found = lstm_lm.experiment(config, data)
+    fns = detect.as_model_fns(found.model)
+    batch = {**data.sample, "is_first": np.ones(4, bool)}
+    params, variables = fns.init(jax.random.key(0), found.split(batch)[0])
+    loss_of = objective.make_objective(fns, found.loss, split=found.split)
+    value = jax.jit(objective.make_value(loss_of, n_parts))
+    got = value(params, variables, batch, jax.random.key(1))
+    # A fresh model's output layer is zero: all 67 words are equally likely.
+    assert float(got) == pytest.approx(4 * 8 * math.log(67) / math.sqrt(4 * 8), rel=1e-4)
+
+
+def test_hand_set_scales_are_those_of_the_original():
+    eta = amos_helper.params_fn_from_assign_map(lstm_lm.ETA, eval_str_value=True)
+    h, m, v = 256, 1024, 10_001
+    expected = {
+        ("embed/embedding", (v, h)): 256**-0.25,
+        ("lstm/normalize/shift", (2 * h,)): 0.5 * 256**-0.25,
+        ("lstm/cell/core/kernel", (2 * h, 4, m)): 512**-0.25,
+        ("lstm/cell/core/bias", (4, m)): 0.5,
+        ("lstm/cell/normalize/shift", (m,)): 0.5,
+        ("lstm/cell/out/kernel", (m, h)): (1024 * 256) ** -0.25,
+        ("lstm/cell/out/bias", (h,)): 0.5 * 256**-0.25,
+        ("bias", (v,)): 0.5,
+    }
+    for (name, shape), value in expected.items():
+        assert eta(tuple(name.split("/")), shape) == pytest.approx(value), name
+
+
+def amos_loop(**opt_config):
+    config = small(optimizer="amos", learning_rate=0.05, momentum=0.0, beta=0.98, **opt_config)
+    source = lstm_lm.open_data(config, "sample://split=valid", train=True)
+    found = lstm_lm.experiment(config, facts(source, 8))
+    data = consecutive(source, 8, 4)
+    task = TrainTask(optimizer=found.optimizer, loss=found.loss, data=data, split=found.split)
+    loop = TrainLoop(
+        found.model, task, n_steps_per_checkpoint=20, grads=False, steps_per_dispatch=1
+    )
+    return loop, source
+
+
+def slot_sizes(loop):
+    slots = trees.flatten_named(loop.state.opt_state)
+    return {k.split("/v/")[-1]: v.size for k, v in slots.items() if "/v/" in k}
+
+
+SLOT_SIZES = {
+    "bias": 1,
+    "embed/embedding": 67,
+    "lstm/cell/core/bias": 1,
+    "lstm/cell/core/kernel": 4 * M,
+    "lstm/cell/normalize/shift": 1,
+    "lstm/cell/out/bias": 1,
+    "lstm/cell/out/kernel": H,
+    "lstm/normalize/shift": 1,
+}
+
+
+def test_trains_with_hand_set_scales_and_keeps_the_carry():
+    loop, source = amos_loop()
+    assert slot_sizes(loop) == SLOT_SIZES
+    shapes = {k: v.shape for k, v in trees.flatten_named(loop.state.carry).items()}
+    assert shapes == {"memory": (8, M), "prev": (8,), "recurrent": (8, H)}
+    checkpoint = loop.next_step()
+    batch = next(consecutive(source, 8, 4))
+    np.testing.assert_array_equal(checkpoint.state.carry["prev"], batch["tokens"][:, -1])
+    assert np.abs(checkpoint.state.carry["memory"]).max() > 0
+    costs = [loop.next_checkpoint().metrics["train"]["cost"] for _ in range(2)]
+    assert costs[1] < costs[0] < math.log(67)
+
+
+def test_scales_can_be_found_instead(caplog):
+    caplog.set_level(logging.INFO, "tekoa")
+    loop, _ = amos_loop(scales="found")
+    assert "Scales for Amos, read off the model" in caplog.text
+    assert "NOT PLACED" not in caplog.text
+    assert "starts anew" not in caplog.text
+    assert slot_sizes(loop) == {**SLOT_SIZES, "lstm/cell/core/bias": 4}
+
+
+def test_unknown_scales_are_told():
+    config = small(optimizer="amos", scales="guess")
+    source = lstm_lm.open_data(config, "sample://split=valid", train=True)
+    with pytest.raises(UsageError, match="scales must be 'hand' or 'found', got 'guess'"):
+        lstm_lm.experiment(config, facts(source, 2))

@@ -1,0 +1,222 @@
+import logging
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tekoa.core import trees
+from tekoa.estimator.config import UsageError
+from tekoa.estimator.module import DataFacts
+from tekoa.loop.task import TrainTask
+from tekoa.loop.train import TrainLoop
+from tekoa.models import transformer_lm
+
+V, D, HEADS, MLP = 11, 16, 2, 24
+
+
+def make_model(**changes):
+    options = {"n_layers": 2, "width": D, "n_heads": HEADS, "mlp_width": MLP, **changes}
+    return transformer_lm.TransformerLM(V, **options)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(0).integers(0, V, (3, 9))
+
+
+@pytest.fixture(scope="module")
+def boxed(tokens):
+    return jax.jit(make_model().init)(jax.random.key(0), tokens)
+
+
+@pytest.fixture(scope="module")
+def params(boxed):
+    return nn.meta.unbox(boxed)
+
+
+@pytest.fixture(scope="module")
+def apply():
+    return jax.jit(make_model().apply)
+
+
+def numpy_logits(params, tokens):
+    """The decoder in numpy for one row, position by position."""
+    p = {k: np.asarray(v, np.float64) for k, v in trees.flatten_named(params).items()}
+
+    def norm(x, name):
+        return x / np.sqrt((x * x).mean() + 1e-6) * p[name]
+
+    def turned(x, position):
+        """Each pair (x[i], x[i + half]) as a complex number, turned."""
+        half = len(x) // 2
+        angles = position * 10_000.0 ** (-np.arange(half) / half)
+        z = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
+        return np.concatenate([z.real, z.imag])
+
+    stream = [p["params/embedding"][t] * math.sqrt(D) for t in tokens]
+    for i in range(2):
+        at = f"params/attention_{i}/"
+        normed = [norm(x, at + "norm/scale") for x in stream]
+        for now in reversed(range(len(stream))):
+            for head in range(HEADS):
+                q = turned(normed[now] @ p[at + "query"][:, head], now)
+                keys = [turned(normed[j] @ p[at + "key"][:, head], j) for j in range(now + 1)]
+                values = [normed[j] @ p[at + "value"][:, head] for j in range(now + 1)]
+                weights = np.exp([q @ k / math.sqrt(D / HEADS) for k in keys])
+                mixed = (weights / weights.sum()) @ np.array(values)
+                stream[now] = stream[now] + mixed @ p[at + "out"][head]
+        at = f"params/mlp_{i}/"
+        for now, x in enumerate(stream):
+            n = norm(x, at + "norm/scale")
+            into, gate = n @ p[at + "in"], n @ p[at + "gate"]
+            stream[now] = x + (into / (1 + np.exp(-into)) * gate) @ p[at + "out"]
+    return np.array([p["params/embedding"] @ norm(x, "params/norm/scale") for x in stream])
+
+
+def test_logits_are_those_of_numpy(params, apply, tokens):
+    scattered = jax.tree.map(
+        lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params
+    )
+    logits = apply(scattered, tokens)
+    np.testing.assert_allclose(logits[1], numpy_logits(scattered, tokens[1]), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("at", [0, 4, 8])
+def test_a_token_changes_nothing_before_it(params, apply, tokens, at):
+    changed = tokens.copy()
+    changed[:, at] = (changed[:, at] + 1) % V
+    before, after = apply(params, tokens), apply(params, changed)
+    np.testing.assert_array_equal(before[:, :at], after[:, :at])
+    assert (before[:, at] != after[:, at]).any()
+
+
+def test_rotated_products_depend_on_the_distance_alone():
+    q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
+
+    def product(i, j):
+        at = lambda x, position: transformer_lm.rotated(x, jnp.array([position])).ravel()
+        return float(at(q, i) @ at(k, j))
+
+    assert product(5, 2) == pytest.approx(product(3, 0), abs=1e-5)
+    assert product(105, 102) == pytest.approx(product(3, 0), abs=1e-4)
+    assert product(5, 2) != pytest.approx(product(2, 5), abs=1e-3)
+    assert product(4, 4) == pytest.approx(float(q.ravel() @ k.ravel()), abs=1e-5)
+
+
+def test_every_parameter_has_logical_axes(boxed):
+    specs = trees.flatten_named(
+        jax.tree.map(
+            lambda box: "/".join(box.names),
+            boxed["params"],
+            is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned),
+        )
+    )
+    assert specs == {
+        "embedding": "vocab/embed",
+        "norm/scale": "embed",
+        **{
+            f"{half}_{i}/{name}": axes
+            for i in range(2)
+            for half, name, axes in [
+                ("attention", "norm/scale", "embed"),
+                ("attention", "query", "embed/heads/kv"),
+                ("attention", "key", "embed/heads/kv"),
+                ("attention", "value", "embed/heads/kv"),
+                ("attention", "out", "heads/kv/embed"),
+                ("mlp", "norm/scale", "embed"),
+                ("mlp", "in", "embed/mlp"),
+                ("mlp", "gate", "embed/mlp"),
+                ("mlp", "out", "mlp/embed"),
+            ]
+        },
+    }
+
+
+def test_axes_change_nothing_without_rules(params, tokens):
+    text = str(jax.make_jaxpr(make_model().apply)(params, tokens))
+    assert "sharding_constraint" not in text
+
+
+def test_logits_are_the_same_on_a_mesh(boxed, params, apply, tokens):
+    mesh = jax.make_mesh(
+        (2, 2),
+        ("data", "model"),
+        devices=jax.devices()[:4],
+        axis_types=(jax.sharding.AxisType.Auto,) * 2,
+    )
+    rules = [("batch", "data"), ("heads", "model"), ("mlp", "model"), ("vocab", None)]
+    rules += [("embed", None), ("kv", None), ("length", None)]
+    rows = np.concatenate([tokens, tokens[:1]])
+    specs = nn.get_partition_spec(boxed)
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        shardings = nn.logical_to_mesh_sharding(specs, mesh, rules)
+        placed = jax.device_put(params, shardings)
+        run = jax.jit(make_model().apply)
+        assert "sharding_constraint" in str(jax.make_jaxpr(make_model().apply)(placed, rows))
+        logits = run(placed, rows)
+    kernel = placed["params"]["mlp_0"]["in"]
+    assert kernel.addressable_shards[0].data.shape == (D, MLP // 2)
+    np.testing.assert_allclose(logits, apply(params, rows), rtol=1e-4, atol=1e-5)
+
+
+def test_plain_mlp_has_no_gate(tokens):
+    shapes = jax.eval_shape(make_model(is_gated=False).init, jax.random.key(0), tokens)
+    names = trees.flatten_named(nn.meta.unbox(shapes))
+    assert not [name for name in names if "gate" in name]
+
+
+def small(**changes):
+    config = transformer_lm.get_config()
+    config.update(seq_length=16, n_layers=1, width=16, n_heads=2, **changes)
+    return config
+
+
+def open_sample(config, batch_size=8):
+    source = transformer_lm.open_data(config, "sample://split=valid", train=True)
+    sample = next(source.batches(batch_size))
+    return source, DataFacts(
+        info=source.info, n_examples=len(source), batch_size=batch_size, sample=sample
+    )
+
+
+def test_inputs_are_the_tokens_one_place_on():
+    batch = {"tokens": np.array([[5, 6, 7], [8, 9, 1]])}
+    inputs = transformer_lm.shifted(batch, start_id=3)
+    assert inputs.tolist() == [[3, 5, 6], [3, 8, 9]]
+
+
+def test_learns_with_scales_read_off_the_model(caplog):
+    caplog.set_level(logging.INFO, "tekoa")
+    config = small()
+    config.opt_config.update(optimizer="amos", beta=0.98, momentum=0.0)
+    source, facts = open_sample(config)
+    found = transformer_lm.experiment(config, facts)
+    assert "NOT PLACED" not in caplog.text
+    data = source.batches(8, shuffle=True)
+    task = TrainTask(optimizer=found.optimizer, loss=found.loss, data=data, split=found.split)
+    loop = TrainLoop(
+        found.model, task, n_steps_per_checkpoint=25, grads=False, steps_per_dispatch=1
+    )
+    costs = [loop.next_checkpoint().metrics["train"]["cost"] for _ in range(2)]
+    assert costs[1] < 0.8 * costs[0] < math.log(67)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_heads": 3}, "width must be a multiple of 2 . n_heads = 6, got 16"),
+        ({"n_layers": 0}, "n_layers must be 1 or more, got 0"),
+        ({"mlp": "swiglu"}, "mlp must be 'gated' or 'plain', got 'swiglu'"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio must be above 0, got 0.0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(changes, words):
+    config = small()
+    _, facts = open_sample(config)
+    config.update(changes)
+    with pytest.raises(UsageError, match=words):
+        transformer_lm.experiment(config, facts)
