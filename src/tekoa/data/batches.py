@@ -63,10 +63,13 @@ class BatchMaker:
         if rows.is_real is None:
             return {**gathered, "mask": np.ones(len(rows.draw.rows), bool)}
         mask = rows.is_real.ravel()
-        for key, field in gathered.items():
-            if key.endswith("_mask") and field.dtype == bool:
-                field[~mask] = False  # Else a sum over tokens would count the filling.
-        return {**gathered, "mask": mask}
+        # Else a sum over tokens would count the filling.
+        masked = {
+            key: np.where(mask.reshape(-1, *[1] * (field.ndim - 1)), field, False)
+            for key, field in gathered.items()
+            if key.endswith("_mask") and getattr(field, "dtype", None) == bool
+        }
+        return {**gathered, **masked, "mask": mask}
 
 
 class Batches(Iterator[Any]):
