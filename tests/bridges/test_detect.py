@@ -89,8 +89,12 @@ def test_a_partial_linen_init_is_still_linen():
     assert sorted(fns.init(jax.random.key(0), (X[0],))[0]) == ["Dense_0", "Dense_1"]
 
 
+def haiku_net(x):
+    return hk.Linear(3)(x)
+
+
 def test_haiku_pairs_are_known():
-    fns = as_model_fns(hk.transform(lambda x: hk.Linear(3)(x)))
+    fns = as_model_fns(hk.transform(haiku_net))
     assert list(fns.init(jax.random.key(0), (X[0],))[0]) == ["linear"]
 
 

@@ -52,8 +52,12 @@ def test_an_apply_with_variables_needs_an_init_that_makes_them():
         applied(lambda w, x, variables: (x, variables))
 
 
+def haiku_net(x):
+    return hk.Linear(3)(x)
+
+
 def test_haiku_pairs_train(train):
-    fns = functions.haiku_model_fns(hk.transform(lambda x: hk.Linear(3)(x)))
+    fns = functions.haiku_model_fns(hk.transform(haiku_net))
     _, losses = train(fns, 20)
     assert losses[-1] < losses[0]
 

@@ -121,7 +121,7 @@ def test_an_init_without_parameters_is_told():
 
 
 def test_init_alone_is_not_enough():
-    with pytest.raises(TypeError, match="pass apply=model.apply"):
+    with pytest.raises(TypeError, match=r"pass apply=model\.apply"):
         linen.model_fns(lambda rngs, x: {})
 
 

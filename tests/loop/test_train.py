@@ -376,6 +376,11 @@ def test_an_error_in_the_data_does_not_lose_the_loop(line):
     assert_trees_equal(loop.state.params, by_hand(line, 12).params)
 
 
+def run_for_long(loop):
+    loop.next_checkpoint()
+    time.sleep(5)
+
+
 def test_an_interrupt_leaves_a_loop_that_goes_on(line):
     loop = line.loop(data=line.data(30_000), n_steps=30_000, n_steps_per_checkpoint=10_000)
     loop.next_step(), loop.next_step()
@@ -385,8 +390,7 @@ def test_an_interrupt_leaves_a_loop_that_goes_on(line):
         timer.start()
         try:
             with pytest.raises(KeyboardInterrupt):
-                loop.next_checkpoint()
-                time.sleep(5)
+                run_for_long(loop)
         finally:
             timer.join()
         assert loop.step == int(loop.state.step)

@@ -16,11 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tekoa.core.state import StepOutput, TrainState
-from tekoa.core.step import Step
+from tekoa.loop.flat import FlatStep, Leaves, Outputs
 
 StepsPerDispatch = int | Literal["auto"]
-Run = Callable[[TrainState, Any], tuple[TrainState, StepOutput]]
 
 # A run of fewer short steps ends before a second program would pay for its compilation.
 _FIRST_STEP = 1000
@@ -37,7 +35,7 @@ class Dispatcher:
     """Runs steps one by one or several at a time.
 
     Args:
-        step: The step, pure.
+        step: The step over lists of arrays.
         wanted: Steps per dispatch, or "auto".
         jit: Compiles a function that takes over its first argument.
 
@@ -45,7 +43,9 @@ class Dispatcher:
         n_together: Steps per dispatch; None until "auto" has measured.
     """
 
-    def __init__(self, step: Step, wanted: StepsPerDispatch, jit: Callable[[Step], Run]):
+    def __init__(
+        self, step: FlatStep, wanted: StepsPerDispatch, jit: Callable[[FlatStep], FlatStep]
+    ):
         if wanted != "auto" and (not isinstance(wanted, int) or wanted < 1):
             raise ValueError(f"steps_per_dispatch must be 'auto' or at least 1, got {wanted!r}.")
         self.n_together: int | None = None if wanted == "auto" else wanted
@@ -62,7 +62,7 @@ class Dispatcher:
         n = self.n_together or 1
         return n if n <= n_left and step % n == 0 else 1
 
-    def program(self, group: list[Any]) -> tuple[Run, Any]:
+    def program(self, group: list[Any]) -> tuple[FlatStep, Any]:
         """Gives what runs a group of batches, and its argument beside the state."""
         if len(group) == 1:
             return self.one, group[0]
@@ -77,17 +77,17 @@ class Dispatcher:
         """
         return self.n_together is None and step >= _FIRST_STEP and n_run > _N_TOGETHER
 
-    def choose(self, state: TrainState, batch: Any) -> str:
-        """Measures both ways on copies of the state, takes one, and says so in a line."""
-        seconds = self._seconds(state, [batch])
+    def choose(self, leaves: Leaves, batch: Any) -> str:
+        """Measures both ways on copies of a state, takes one, and says so in a line."""
+        seconds = self._seconds(leaves, [batch])
         if seconds >= _SHORT_STEP_SECONDS:
             self.n_together = 1
             return f"A step takes {seconds:.1e} s: one goes to the device at a time."
         group = [batch] * _N_TOGETHER
-        self._seconds(state, group)  # Compiles.
+        self._seconds(leaves, group)  # Compiles.
         ratios = []
         while len(ratios) < _N_ROUNDS and not (ratios and ratios[0] > 2):
-            ratios.append(self._seconds(state, group) / self._seconds(state, [batch]))
+            ratios.append(self._seconds(leaves, group) / self._seconds(leaves, [batch]))
         gain = statistics.median(ratios)
         self.n_together = _N_TOGETHER if gain < _GAIN else 1
         return (
@@ -95,30 +95,30 @@ class Dispatcher:
             f"from here on {self.n_together} at a time."
         )
 
-    def _seconds(self, state: TrainState, group: list[Any]) -> float:
+    def _seconds(self, leaves: Leaves, group: list[Any]) -> float:
         """Seconds per step over a round, the stacking of batches included."""
-        state = jax.block_until_ready(copied(state))
+        leaves = jax.block_until_ready(copied(leaves))
         start = time.perf_counter()
         for _ in range(_N_STEPS_PER_ROUND // len(group)):
             run, batch = self.program(group)
-            state, _ = run(state, batch)
+            leaves, _ = run(leaves, batch)
             if time.perf_counter() - start > 1:
-                jax.block_until_ready(state)
+                jax.block_until_ready(leaves)
                 return 1.0  # Too long by far; no need to know by how much.
-        jax.block_until_ready(state)
+        jax.block_until_ready(leaves)
         return (time.perf_counter() - start) / _N_STEPS_PER_ROUND
 
 
 @jax.jit
-def copied(state: TrainState) -> TrainState:
-    """A copy whose arrays a step may take over."""
-    return jax.tree.map(jnp.copy, state)
+def copied(leaves: Leaves) -> Leaves:
+    """Copies that a step may take over."""
+    return [jnp.copy(x) for x in leaves]
 
 
-def _scanned(step: Step) -> Run:
-    def many(state: TrainState, stacked: Any) -> tuple[TrainState, StepOutput]:
-        state, outputs = jax.lax.scan(step, state, stacked)
-        return state, jax.tree.map(lambda x: x[-1], outputs)
+def _scanned(step: FlatStep) -> FlatStep:
+    def many(leaves: Leaves, stacked: Any) -> tuple[Leaves, Outputs]:
+        leaves, outputs = jax.lax.scan(step, leaves, stacked)
+        return leaves, [x[-1] for x in outputs]
 
     return many
 

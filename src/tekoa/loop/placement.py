@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from tekoa.core import batch as batches
-from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 
 _log = logging.getLogger("tekoa")
@@ -43,12 +42,8 @@ class Placement:
         # A state that came back split otherwise would compile the step again.
         return jax.jit(step, donate_argnums=0, out_shardings=(self._whole, None))
 
-    def state(self, state: TrainState) -> TrainState:
-        """Puts the state on all devices."""
-        return state if self._whole is None else jax.device_put(state, self._whole)
-
     def whole(self, tree: PyTree) -> PyTree:
-        """Puts arrays on all devices, unless they are there."""
+        """Puts arrays on all devices."""
         return tree if self._whole is None else jax.device_put(tree, self._whole)
 
     def batch(self, batch: Any) -> Any:

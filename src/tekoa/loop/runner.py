@@ -7,8 +7,9 @@ import jax
 
 from tekoa.core import metrics
 from tekoa.core.state import StepOutput, TrainState
-from tekoa.loop.dispatch import Dispatcher, Run, copied
+from tekoa.loop.dispatch import Dispatcher, copied
 from tekoa.loop.feed import Feed
+from tekoa.loop.flat import FlatStep, Form, Leaves, Outputs
 from tekoa.loop.placement import Placement
 from tekoa.loop.task import StopFlag
 
@@ -35,6 +36,7 @@ class Runner:
 
     Args:
         state: Where to start; it is taken over.
+        form: Turns it into the list of arrays that the steps take.
         feed: The batches.
         place: Where they go.
         dispatcher: Runs the steps between two checkpoints.
@@ -50,14 +52,16 @@ class Runner:
         self,
         state: TrainState,
         *,
+        form: Form,
         feed: Feed,
         place: Placement,
         dispatcher: Dispatcher,
-        last: Run,
+        last: FlatStep,
         stop_flag: StopFlag | None,
     ):
-        self._now: list[tuple[TrainState, Any]] = [(state, None)]
+        self._now: list[tuple[Leaves, Outputs]] = [(form.leaves(state), [])]
         self._is_held = False
+        self._form = form
         self._feed, self._place, self._stop_flag = feed, place, stop_flag
         self._dispatcher, self._last = dispatcher, last
         self._queue: list[Any] = []
@@ -68,14 +72,18 @@ class Runner:
     def state(self) -> TrainState:
         """The present state; it stays valid, since the next step will run on a copy."""
         self._is_held = True
-        return self._now[0][0]
+        return self._form.state(self._now[0][0])
 
     def reset_sums(self) -> None:
         """Empties the metrics gathered in the state."""
         state = self.state
         if state.sums:
             zeros = self._place.whole(metrics.zeros(state.sums))
-            self._now[:] = [(state.replace(sums=zeros), None)]
+            self._now[:] = [(self._form.leaves(state.replace(sums=zeros)), [])]
+
+    def choose(self, batch: Any) -> str:
+        """Lets the dispatcher choose by measuring on copies of the state."""
+        return self._dispatcher.choose(self._now[0][0], batch)
 
     def should_stop(self) -> bool:
         """Whether someone has set the flag."""
@@ -88,7 +96,7 @@ class Runner:
             What was run; None if the data had ended before.
         """
         start = self.step
-        output, has_grads, batch = None, False, None
+        has_grads, batch = False, None
         try:
             # What was drawn is run also after a stop: the data's position is behind it.
             while self.step < target and (
@@ -98,14 +106,15 @@ class Runner:
                 if not group:
                     break
                 batch, has_grads = group[-1], is_last
-                output = self._run(group, is_last)
+                self._run(group, is_last)
                 self.step += len(group)
         except BaseException:
-            self.step = int(self._now[0][0].step)  # An interrupt may have come in between.
+            self.step = int(self.state.step)  # An interrupt may have come in between.
             raise
-        if output is None:
-            return None
         n_steps = self.step - start
+        if not n_steps:
+            return None
+        output = self._form.output(self._now[0][1])
         return Stretch(output=output, has_grads=has_grads, n_steps=n_steps, batch=batch)
 
     def _take(self, target: int) -> tuple[list[Any], bool]:
@@ -128,16 +137,15 @@ class Runner:
             except StopIteration:
                 self.is_exhausted = True
 
-    def _run(self, group: list[Any], is_last: bool) -> StepOutput:
+    def _run(self, group: list[Any], is_last: bool) -> None:
         if self._is_held:
             # Someone holds the arrays that the next step would overwrite.
-            self._now[:] = [(copied(self._now[0][0]), None)]
+            self._now[:] = [(copied(self._now[0][0]), [])]
             self._is_held = False
         run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
         # In one piece of C code: an interrupt between the call and an assignment would lose
         # the new state, while the old one's arrays are gone already.
         self._now[:] = map(run, [self._now[0][0]], [batch])
-        return self._now[0][1]
 
 
 def read(stretch: Stretch, state: TrainState) -> tuple[dict[str, float], int]:

@@ -21,6 +21,7 @@ from tekoa.loop import runner
 from tekoa.loop.checkpoint import Summary
 from tekoa.loop.dispatch import Dispatcher, StepsPerDispatch
 from tekoa.loop.feed import Feed
+from tekoa.loop.flat import Form
 from tekoa.loop.placement import Placement
 from tekoa.loop.task import StateReader, StopFlag, TrainTask, check_count
 
@@ -106,15 +107,16 @@ class TrainLoop:
             "split": task.split,
         }
         given = self._fns, task.loss, task.optimizer
-        place = Placement(devices)
-        self._dispatcher = Dispatcher(
-            steps.make_train_step(*given, **options), steps_per_dispatch, place.jit
-        )
+        place, form = Placement(devices), Form(state)
+        lean = form.step(steps.make_train_step(*given, **options))
+        self._dispatcher = Dispatcher(lean, steps_per_dispatch, place.jit)
         last = self._dispatcher.one
         if grads:
-            last = place.jit(steps.make_train_step(*given, keep_grads=True, **options))
+            full = steps.make_train_step(*given, keep_grads=True, **options)
+            last = place.jit(form.step(full))
         self._runner = runner.Runner(
-            place.state(state),
+            place.whole(state),
+            form=form,
             feed=self._feed,
             place=place,
             dispatcher=self._dispatcher,
@@ -246,7 +248,7 @@ class TrainLoop:
         # They are in the metrics now; a resumed run must begin them anew as this one does.
         self._runner.reset_sums()
         if self._dispatcher.is_choice_due(self.step, stretch.n_steps):
-            self._say(self._dispatcher.choose(self.state, stretch.batch))
+            self._say(self._runner.choose(stretch.batch))
         return self._record(
             loss=stretch.output.loss,
             grads=stretch.output.grads if stretch.has_grads else None,
