@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tekoa.optim import scale
@@ -27,6 +28,14 @@ def row(fn, *shape, x=X, dtype=jnp.float32):
         (lambda p, x: x @ jnp.concatenate([p["w"], p["w"]], 1), (16, 3), (1, 3)),
         (lambda p, x: x @ jnp.pad(p["w"], ((0, 0), (1, 1))), (16, 3), (1, 3)),
         (lambda p, x: jnp.einsum("bi,oi->bo", x, p["w"]), (3, 16), (3, 1)),
+        (lambda p, x: x @ jnp.clip(p["w"], -1, 1), (16, 3), (1, 3)),
+        (lambda p, x: x @ jnp.abs(p["w"]), (16, 3), (1, 3)),
+        (lambda p, x: x @ jnp.where(np.tri(16, 3) == 1, p["w"], 0), (16, 3), (1, 3)),
+        (
+            lambda p, x: x @ (p["w"] + jax.lax.stop_gradient(jnp.round(p["w"]) - p["w"])),
+            (16, 3),
+            (1, 3),
+        ),
         (lambda p, x: x @ jax.lax.optimization_barrier(p["w"]), (16, 3), (1, 3)),
     ],
 )

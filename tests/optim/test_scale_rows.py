@@ -11,7 +11,9 @@ X = jnp.ones((8, 16))
 
 def test_integer_leaf_has_no_gradient():
     row = scale.scales(
-        lambda p, x: x @ p["w"] * p["n"], {"w": jnp.zeros((16, 3)), "n": jnp.int32(3)}, X
+        lambda p, x: x @ p["w"] * p["n"].astype(jnp.float32),
+        {"w": jnp.zeros((16, 3)), "n": jnp.int32(3)},
+        X,
     )["n"]
     assert not row.placed
     assert "int32" in row.reason

@@ -79,16 +79,12 @@ def _multiply_params(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Valu
 
 def beside(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     """Entries that stand beside data: a class token, a mask token, a floor."""
-    cases = inputs[1:] if eqn.primitive.name == "select_n" else inputs
-    if eqn.primitive.name == "clamp":
-        cases = inputs[1:2]
-    others = [value for value in cases if not value.views]
     if not any(value.from_batch for value in inputs):
-        moves = eqn.primitive.name in ("concatenate", "select_n", "pad")
-        return (scale_moves.join if moves else argument)(reader, eqn, inputs)
-    parts = [(v.data, math.prod(v.shape)) for v in others if math.prod(v.shape)]
-    ms = sum(scale_values.mean_square(x) * n for x, n in parts) / max(sum(n for _, n in parts), 1)
-    ms = ms or 1.0
+        return scale_moves.join(reader, eqn, inputs)
+    others = [v for v in inputs if not v.views and jnp.issubdtype(v.dtype, jnp.inexact)]
+    sizes = [math.prod(value.shape) for value in others]
+    total = sum(scale_values.mean_square(v.data) * n for v, n in zip(others, sizes))
+    ms = total / max(sum(sizes), 1) or 1.0
     for view in (view for value in inputs for view in value.views):
         reader.ledger.record(view, Use(kind=scale_uses.JOINED, reduced=_visible(view)), ms)
     data = [

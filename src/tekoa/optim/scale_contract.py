@@ -138,7 +138,9 @@ def _average(reader: Reader, eqn: Any, inputs: list[Value], axes: list[_Axes]) -
         return [out]
     n_terms = math.prod(inputs[0].shape[i] for i in axes[0].contracted)
     for i, (value, of) in enumerate(zip(inputs, axes)):
-        if value.from_batch and scale_bags.is_average(value.data, of.contracted, n_terms):
+        picks = scale_bags.is_one_hot(value.data, of.contracted, n_terms)
+        weighs = value.from_batch and scale_bags.is_average(value.data, of.contracted, n_terms)
+        if weighs and not picks:
             return [_to_rms(out, math.sqrt(scale_values.mean_square(inputs[1 - i].data)))]
     return [out]
 

@@ -67,7 +67,7 @@ def dynamic_slice(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
 
 
 def join(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
-    """Joins parameters, as fused kernels do, or pads one with constants."""
+    """Joins parameters, as fused kernels do, or pads, masks or bounds one by constants."""
     (out,) = reader.plain(eqn, inputs)
     views = []
     for view in (view for value in inputs for view in value.views):
@@ -86,6 +86,7 @@ def _slice(eqn: Any, view: View) -> View:
 
 
 RULES: dict[str, Rule] = {
+    "abs": same,
     "convert_element_type": same,
     "copy": same,
     "copy_p": same,
