@@ -67,7 +67,7 @@ class BatchMaker:
         masked = {
             key: np.where(mask.reshape(-1, *[1] * (field.ndim - 1)), field, False)
             for key, field in gathered.items()
-            if key.endswith("_mask") and getattr(field, "dtype", None) == bool
+            if key.endswith("_mask") and isinstance(field, np.ndarray) and field.dtype == np.bool_
         }
         return {**gathered, **masked, "mask": mask}
 
