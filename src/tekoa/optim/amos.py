@@ -149,9 +149,10 @@ def scale_by_amos(
             # Gamma once more, spelled so that XLA does not share it with the update: what
             # two outputs share is stored at full size on CPU, which took most of the time.
             b = b + (1 + b) * (xi**2 * unbias * g2) / (floored * jnp.sqrt(shrink))
+            delta = delta.astype(jnp.result_type(g))
             if b.shape == theta.shape:
-                b = _computed_after(theta + delta, b)
-            return delta.astype(jnp.result_type(g)), v, b.astype(dtype)
+                b = _computed_after(param + delta, b)
+            return delta, v, b.astype(dtype)
 
         return _map_slots(one, updates, state._replace(count=count), params)
 
@@ -210,16 +211,12 @@ def _reduced_mean(x: jax.Array, slot_shape: tuple[int, ...]) -> jax.Array:
 
 
 def _computed_after(first: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns b as it is, never negative, in a form that XLA computes after `first`.
+    """Gives b, or NaN where `first` is NaN; so XLA must compute `first` first.
 
     The old b is read by both the new parameters and the new b. Knowing which comes first,
     XLA writes the new b over the old one, and need not copy every old b beforehand.
     """
-    is_split = any(jax.typeof(first).sharding.spec)
-    if not b.size or is_split:  # JAX does not index an explicitly split axis.
-        return b
-    corner = first[(0,) * first.ndim]
-    return jnp.maximum(b, jnp.where(corner > 0, -1.0, -2.0).astype(b.dtype))
+    return jnp.where(jnp.isnan(first), jnp.nan, b)
 
 
 def _compute_dtype(param: Any) -> jnp.dtype:
