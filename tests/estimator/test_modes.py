@@ -124,3 +124,13 @@ def test_training_goes_on_from_a_best_checkpoint_in_place(trained, tmp_path):
     ours, theirs = store.load(tmp_path), store.load(trained)
     for name, value in theirs["model_params"]["Dense_0"].items():
         np.testing.assert_array_equal(ours["model_params"]["Dense_0"][name], value)
+
+
+def test_scales_are_shown_for_every_parameter(capsys):
+    assert cli.main(["scales", "mnist"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    names_shown = [row.split()[0] for row in rows]
+    expected = [
+        f"{a}/{b}" for a in ["Conv_0", "Conv_1", "Dense_0", "Dense_1"] for b in ["bias", "kernel"]
+    ]
+    assert names_shown[: len(expected)] == expected

@@ -21,6 +21,7 @@ Commands:
   eval MODEL       evaluate the newest checkpoint
   eval_wait MODEL  evaluate each checkpoint of a training as it comes, and keep the best
   predict MODEL    write one line per example
+  scales MODEL     the scales and slot shapes of Amos, read off the model
   models           list the bundled models
   inspect DIR      list the checkpoints of a directory
   convert SRC DST --to=t5x|tekoa   copy a checkpoint into another format
@@ -134,6 +135,7 @@ _COMMANDS: dict[str, Callable[[list[str], flags.RunConfig], int]] = {
     "eval": _mode("eval_once"),
     "eval_wait": _mode("eval_wait"),
     "predict": _mode("predict"),
+    "scales": _mode("scales"),
     "models": _models,
     "inspect": _inspect,
     "convert": _convert,

@@ -119,6 +119,12 @@ def run_predict(config: RunConfig) -> int:
     return signals.EXIT_STOPPED if stop_flag.is_set() else 0
 
 
+def run_scales(config: RunConfig) -> int:
+    """Prints the table of Amos scales; gives the exit code."""
+    print(ShortProgram(runs.open_run(config)).scales())
+    return 0
+
+
 @contextlib.contextmanager
 def _opened(path: str | None) -> Iterator[TextIO]:
     """Standard output, or a file that appears whole."""

@@ -101,6 +101,21 @@ class ShortProgram:
             outputs, variables = step(params, variables, batch, jax.random.fold_in(rng, i))
             yield from np.asarray(experiment.predict(outputs))
 
+    def scales(self) -> Any:
+        """The table of Amos scales, read off the model on one training batch."""
+        from tekoa.optim import scale
+
+        experiment = self._experiment("train")
+        fns = detect.as_model_fns(experiment.model)
+        batch = next(self.train_batches(seed=0))
+        params, variables = fns.init(jax.random.key(0), experiment.split(batch)[0])
+        loss_of = objective.make_objective(fns, experiment.loss, split=experiment.split)
+        return scale.scales(
+            lambda params, batch: loss_of(params, variables, batch, jax.random.key(0))[0],
+            params,
+            batch,
+        )
+
     def check_data(self, kind: Kind) -> str:
         """Gives the pattern of the data that a mode needs.
 
