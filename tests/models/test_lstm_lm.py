@@ -17,7 +17,7 @@ from tekoa.loop.checkpoint import Summary
 from tekoa.loop.evaluate import EvalLoop
 from tekoa.loop.task import EvalTask, TrainTask
 from tekoa.loop.train import TrainLoop
-from tekoa.models import lstm_lm, text
+from tekoa.models import lstm_lm
 from tekoa.optim import amos_helper
 
 H, M, V = 6, 10, 7  # Hidden, memory, vocabulary.
@@ -118,7 +118,7 @@ def state_after_training(found, batch):
     """A state with parameters and a carry that are not those of the start."""
     fns = detect.as_model_fns(found.model)
     inputs, _ = found.split(batch)
-    state = steps.init_state(fns, found.optimizer, jax.random.key(0), inputs=inputs)
+    state = steps.init_state(fns, found.make_optimizer(), jax.random.key(0), inputs=inputs)
     carry = jax.tree.map(lambda x: x + 1, state.carry)
     return state.replace(params=scattered(state.params), carry=carry), fns
 
@@ -195,13 +195,13 @@ def test_evaluation_of_a_whole_stream_is_that_of_numpy(tmp_path):
     state, fns = state_after_training(found, next(source.batches(2)))
     batches = list(source.batches(1, epochs=1, remainder="keep"))
     measure = EvalLoop(EvalTask(metrics=found.metrics, data=batches, split=found.split), init=fns)
-    scores = dict(measure(checkpoint_of(state)).metrics["eval"])
+    scores = found.finished(measure(checkpoint_of(state)).metrics["eval"])
     cost, perplexity, mrr = numpy_scores(state.params, tokens)
     assert scores["cost"] == pytest.approx(cost, rel=1e-5)
-    assert text.perplexity(scores) == pytest.approx(perplexity, rel=1e-4)
+    assert scores["perplexity"] == pytest.approx(perplexity, rel=1e-4)
     assert scores["mrr"] == pytest.approx(mrr, rel=1e-5)
     # The carry that training left has no part in it, and a second evaluation is the same.
-    assert dict(measure(checkpoint_of(state)).metrics["eval"]) == scores
+    assert found.finished(measure(checkpoint_of(state)).metrics["eval"]) == scores
 
 
 def test_consecutive_batches_are_one_long_sequence(variables, apply):
@@ -240,6 +240,19 @@ def test_without_the_field_only_a_single_evaluated_row_goes_on(variables, apply,
     rows, _ = apply(with_rows(again, 2), np.repeat(tokens, 2, 0))
     np.testing.assert_allclose(rows[1], alone[0], rtol=1e-5, atol=1e-6)
     assert "Each of 2 rows starts anew" in caplog.text
+    fewer, _ = apply(with_rows(again, 3), np.repeat(tokens, 2, 0))
+    np.testing.assert_array_equal(fewer, rows)
+
+
+def test_one_truth_may_stand_for_all_rows(variables, apply):
+    tokens = np.random.default_rng(6).integers(0, V, (2, 4))
+    fresh = with_rows(variables, 2)
+    _, left = apply(fresh, tokens, jnp.array([True, True]))
+    now = {**fresh, **left}
+    for value in (True, False):
+        one, _ = apply(now, tokens, np.bool_(value))
+        all_rows, _ = apply(now, tokens, jnp.array([value, value]))
+        np.testing.assert_array_equal(one, all_rows)
 
 
 def test_memory_mask_is_drawn_once_per_sequence():
@@ -319,7 +332,9 @@ def amos_loop(**opt_config):
     source = lstm_lm.open_data(config, "sample://split=valid", train=True)
     found = lstm_lm.experiment(config, facts(source, 8))
     data = consecutive(source, 8, 4)
-    task = TrainTask(optimizer=found.optimizer, loss=found.loss, data=data, split=found.split)
+    task = TrainTask(
+        optimizer=found.make_optimizer(), loss=found.loss, data=data, split=found.split
+    )
     loop = TrainLoop(
         found.model, task, n_steps_per_checkpoint=20, grads=False, steps_per_dispatch=1
     )
@@ -369,4 +384,4 @@ def test_unknown_scales_are_told():
     config = small(optimizer="amos", scales="guess")
     source = lstm_lm.open_data(config, "sample://split=valid", train=True)
     with pytest.raises(UsageError, match="scales must be 'hand' or 'found', got 'guess'"):
-        lstm_lm.experiment(config, facts(source, 2))
+        lstm_lm.experiment(config, facts(source, 2)).make_optimizer()

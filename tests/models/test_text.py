@@ -75,4 +75,4 @@ def test_ties_stand_before_the_true_token():
 
 
 def test_perplexity_of_a_lost_model_is_infinite():
-    assert text.perplexity({"cost": 1e4}) == math.inf
+    assert text.with_perplexity({"cost": 1e4}) == {"cost": 1e4, "perplexity": math.inf}

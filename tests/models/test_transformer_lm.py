@@ -194,12 +194,15 @@ def test_learns_with_scales_read_off_the_model(caplog):
     config.opt_config.update(optimizer="amos", beta=0.98, momentum=0.0)
     source, facts = open_sample(config)
     found = transformer_lm.experiment(config, facts)
-    assert "NOT PLACED" not in caplog.text
     data = source.batches(8, shuffle=True)
-    task = TrainTask(optimizer=found.optimizer, loss=found.loss, data=data, split=found.split)
+    task = TrainTask(
+        optimizer=found.make_optimizer(), loss=found.loss, data=data, split=found.split
+    )
     loop = TrainLoop(
         found.model, task, n_steps_per_checkpoint=25, grads=False, steps_per_dispatch=1
     )
+    assert "Scales for Amos, read off the model" in caplog.text
+    assert "NOT PLACED" not in caplog.text
     costs = [loop.next_checkpoint().metrics["train"]["cost"] for _ in range(2)]
     assert costs[1] < 0.8 * costs[0] < math.log(67)
 

@@ -67,7 +67,7 @@ def make_optimizer(
     >>> import types
     >>> tx = make_optimizer(types.SimpleNamespace(optimizer='sgd', learning_rate=0.5), n_batches=1)
     >>> tx.update({'w': 1.0}, tx.init({'w': 1.0}))[0]
-    {'w': Array(-0.5, dtype=float32, weak_type=True)}
+    {'w': -0.5}
     """
     settings = _settings(opt_config)
     name = str(getattr(opt_config, "optimizer", None))

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import optax
 from flax import linen as nn
 from ml_collections import config_dict
 
@@ -33,7 +34,6 @@ from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts, Experiment
 from tekoa.estimator.optimizers import make_optimizer, scales_of
 from tekoa.models import text
-from tekoa.optim.scale import ScaleTable
 
 _log = logging.getLogger("tekoa")
 
@@ -115,26 +115,28 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         part = logits.shape[0] / data.batch_size
         return Mean(cost.total, jnp.sqrt(cost.count * part)), {"cost": cost}
 
-    def find_scales() -> ScaleTable:
-        sample = {**data.sample, "is_first": np.ones(len(data.sample["tokens"]), bool)}
-        return scales_of(model, loss, sample, split=lambda batch: (inputs(batch), (batch,)))
+    def optimizer() -> optax.GradientTransformation:
+        is_found = _is_found(config.opt_config.scales)
+        return make_optimizer(
+            config.opt_config,
+            n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
+            find_scales=lambda: scales_of(
+                model, loss, {**data.sample, "is_first": np.True_}, split=found.split
+            ),
+            eta=None if is_found else ETA,
+            slot_shape=None if is_found else SLOTS,
+            clip_value=1.0,
+        )
 
-    is_found = _is_found(config.opt_config.scales)
-    optimizer = make_optimizer(
-        config.opt_config,
-        n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
-        find_scales=find_scales,
-        eta=None if is_found else ETA,
-        slot_shape=None if is_found else SLOTS,
-        clip_value=1.0,
-    )
-    return Experiment(
+    found = Experiment(
         model=model,
         loss=loss,
         optimizer=optimizer,
         inputs=inputs,
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
+        finish=text.with_perplexity,
     )
+    return found
 
 
 def inputs(batch: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -182,18 +184,18 @@ class LstmLM(nn.Module):
 
         Args:
             tokens_BxL: What is to be predicted.
-            is_first_B: True where a row does not go on where the batch before ended. None
-                means: it goes on if it is the only row and not trained on.
+            is_first_B: True where a row does not go on where the batch before ended, or one
+                truth for all rows. None: it goes on if it is the only row and not trained on.
             train: Whether to drop out.
         """
         n_rows = tokens_BxL.shape[0]
-        if is_first_B is None:
-            is_first_B = jnp.full(n_rows, train or n_rows > 1)
-            if n_rows > 1 and not train and not self.is_initializing():
-                _log.warning("Each of %d rows starts anew: evaluate with 1 row.", n_rows)
-        prev, carry = self._carry(n_rows)
-        keep = ~jnp.asarray(is_first_B, bool)
-        first_B = jnp.where(keep, prev.value, self.start_id)
+        carry = self._carry(n_rows)
+        was = {name: state.value for name, state in carry.items()}
+        if was["prev"].shape[0] == n_rows:
+            keep = ~self._is_first(n_rows, is_first_B, train)
+        else:  # A last batch of fewer rows, which go on from none of those before.
+            keep, was = jnp.zeros(n_rows, bool), self._start(n_rows)
+        first_B = jnp.where(keep, was["prev"], self.start_id)
         embed = nn.Embed(
             self.vocab_size,
             self.hidden_size,
@@ -201,7 +203,7 @@ class LstmLM(nn.Module):
             name="embed",
         )
         x_LxBxH = embed(jnp.concatenate([first_B[None], tokens_BxL.T[:-1]]))
-        start = tuple(jnp.where(keep[:, None], state.value, 0) for state in carry)
+        start = tuple(jnp.where(keep[:, None], was[name], 0) for name in ("recurrent", "memory"))
         layer = LstmLayer(
             self.hidden_size,
             self.memory_size,
@@ -212,19 +214,29 @@ class LstmLM(nn.Module):
         )
         last, out_LxBxH = layer(start, x_LxBxH, train)
         if not self.is_initializing():
-            prev.value = tokens_BxL[:, -1]
-            for state, value in zip(carry, last, strict=True):
-                state.value = value
+            carry["prev"].value = tokens_BxL[:, -1]
+            carry["recurrent"].value, carry["memory"].value = last
         bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
         return embed.attend(jnp.swapaxes(out_LxBxH, 0, 1)) + bias
 
-    def _carry(self, n_rows: int) -> tuple[nn.Variable, tuple[nn.Variable, nn.Variable]]:
-        """What is left of the batch before; at first the start token and zeros."""
-        zeros, sizes = jnp.zeros, (self.hidden_size, self.memory_size)
-        prev = self.variable("carry", "prev", jnp.full, (n_rows,), self.start_id, jnp.int32)
-        recurrent = self.variable("carry", "recurrent", zeros, (n_rows, sizes[0]), jnp.float32)
-        memory = self.variable("carry", "memory", zeros, (n_rows, sizes[1]), jnp.float32)
-        return prev, (recurrent, memory)
+    def _is_first(self, n_rows: int, is_first: jax.Array | None, train: bool) -> jax.Array:
+        if is_first is not None:
+            return jnp.broadcast_to(jnp.asarray(is_first, bool), n_rows)
+        if n_rows > 1 and not train and not self.is_initializing():
+            _log.warning("Each of %d rows starts anew: evaluate with 1 row.", n_rows)
+        return jnp.full(n_rows, train or n_rows > 1)
+
+    def _carry(self, n_rows: int) -> dict[str, nn.Variable]:
+        """What is left of the batch before."""
+        start = self._start(n_rows)
+        return {name: self.variable("carry", name, start.__getitem__, name) for name in start}
+
+    def _start(self, n_rows: int) -> dict[str, jax.Array]:
+        return {
+            "prev": jnp.full(n_rows, self.start_id, jnp.int32),
+            "recurrent": jnp.zeros((n_rows, self.hidden_size), jnp.float32),
+            "memory": jnp.zeros((n_rows, self.memory_size), jnp.float32),
+        }
 
 
 class LstmLayer(nn.Module):

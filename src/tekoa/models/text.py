@@ -94,13 +94,14 @@ def _over_tokens(values_BxL: jax.Array, batch: Mapping[str, Any]) -> Mean:
     return Mean(jnp.sum(jnp.where(mask, values_BxL, 0.0)), jnp.sum(jnp.asarray(mask, jnp.float32)))
 
 
-def perplexity(metrics: Mapping[str, float]) -> float:
-    """Gives e to the cost; infinite where that is beyond a float.
+def with_perplexity(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Adds the perplexity, e to the cost; infinite where that is beyond a float.
 
-    >>> round(perplexity({'cost': 1.0}), 3)
-    2.718
+    >>> with_perplexity({'cost': 0.0})
+    {'cost': 0.0, 'perplexity': 1.0}
     """
     try:
-        return math.exp(metrics["cost"])
+        perplexity = math.exp(metrics["cost"])
     except OverflowError:
-        return math.inf
+        perplexity = math.inf
+    return {**metrics, "perplexity": perplexity}

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import optax
 from flax import linen as nn
 from ml_collections import config_dict
 
@@ -89,22 +90,23 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         is_gated=config.mlp == "gated",
         dropout=config.dropout,
     )
-    inputs = functools.partial(shifted, start_id=start_id)
 
-    def split(batch: Any) -> Any:
-        return (inputs(batch),), (batch,)
-
-    return Experiment(
-        model=model,
-        loss=loss,
-        optimizer=make_optimizer(
+    def optimizer() -> optax.GradientTransformation:
+        return make_optimizer(
             config.opt_config,
             n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
-            find_scales=lambda: scales_of(model, loss, data.sample, split=split),
-        ),
-        inputs=inputs,
+            find_scales=lambda: scales_of(model, loss, data.sample, split=found.split),
+        )
+
+    found = Experiment(
+        model=model,
+        loss=loss,
+        optimizer=optimizer,
+        inputs=functools.partial(shifted, start_id=start_id),
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
+        finish=text.with_perplexity,
     )
+    return found
 
 
 def _check(config: ml_collections.ConfigDict) -> None:

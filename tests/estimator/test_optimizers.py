@@ -1,0 +1,169 @@
+import logging
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tekoa.core.metrics import Mean
+from tekoa.estimator import optimizers
+from tekoa.estimator.config import UsageError
+from tekoa.optim import amos
+
+PARAMS = {"dense": {"kernel": np.full((4, 3), 0.5, np.float32), "bias": np.zeros(3, np.float32)}}
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+Y = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
+
+
+def model(params, x):
+    return x @ params["dense"]["kernel"] + params["dense"]["bias"]
+
+
+def value_fn(params):
+    return jnp.mean(jnp.square(model(params, X) - Y))
+
+
+def config(optimizer, **settings):
+    return types.SimpleNamespace(optimizer=optimizer, **settings)
+
+
+def make(optimizer, n_batches=100, more=(), **settings):
+    return optimizers.make_optimizer(
+        config(optimizer, **settings), n_batches=n_batches, **dict(more)
+    )
+
+
+def trained(tx, n_steps=5):
+    tx = optax.with_extra_args_support(tx)
+
+    @jax.jit
+    def step(params, state):
+        value, grad = jax.value_and_grad(value_fn)(params)
+        updates, state = tx.update(grad, state, params, value=value, grad=grad, value_fn=value_fn)
+        return optax.apply_updates(params, updates), state
+
+    params, state = PARAMS, tx.init(PARAMS)
+    for _ in range(n_steps):
+        params, state = step(params, state)
+    return params
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+SETTINGS = {"learning_rate": 0.05, "momentum": 0.8, "beta": 0.95, "weight_decay": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adam", lambda: optax.adam(0.05, b1=0.8, b2=0.95)),
+        ("adamw", lambda: optax.adamw(0.05, b1=0.8, b2=0.95, weight_decay=0.02)),
+        ("sgd", lambda: optax.sgd(0.05, momentum=0.8)),
+        ("rmsprop", lambda: optax.rmsprop(0.05, decay=0.95, momentum=0.8)),
+        ("lion", lambda: optax.lion(0.05, b1=0.8, b2=0.95, weight_decay=0.02)),
+        ("adafactor", lambda: optax.adafactor(0.05, momentum=0.8)),
+        ("lbfgs", optax.lbfgs),
+    ],
+)
+def test_settings_go_where_optax_has_them(name, expected):
+    assert_same(trained(make(name, **SETTINGS)), trained(expected()))
+
+
+def test_no_momentum_needs_no_slot():
+    assert jax.tree.leaves(make("sgd", learning_rate=0.1, momentum=0.0).init(PARAMS)) == []
+    tx = make("amos", momentum=0.0, more={"eta": {".*": 1.0}})
+    assert isinstance(tx.init(PARAMS), amos.ScaleByAmosState)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("adam", 5e-4), ("sgd", 0.1)])
+def test_without_a_rate_the_usual_one_is_taken(name, rate):
+    assert_same(trained(make(name)), trained(getattr(optax, name)(rate)))
+
+
+def test_amos_with_hand_set_scales():
+    tables = {"eta": {".*bias": 0.5, ".*": "1 / SHAPE[0]"}, "slot_shape": {".*": ()}}
+    tx = make("amos", more={**tables, "clip_value": 0.2}, **SETTINGS)
+    expected = amos.amos(
+        0.05,
+        lambda name, shape: 0.5 if name[-1] == "bias" else 0.25,
+        lambda name, shape: (),
+        beta=0.95,
+        momentum=0.8,
+        clip_value=0.2,
+    )
+    assert_same(trained(tx), trained(expected))
+
+
+def find_scales():
+    fns = (lambda rng, x: PARAMS, model)
+    from tekoa.bridges import functions
+
+    return optimizers.scales_of(
+        functions.model_fns(*fns),
+        lambda out, y: Mean(jnp.sum(jnp.square(out - y)), out.size),
+        (X, Y),
+        split=lambda batch: ((batch[0],), (batch[1],)),
+    )
+
+
+def test_amos_without_scales_finds_them_and_tells(caplog):
+    caplog.set_level(logging.INFO, "tekoa")
+    tx = make("amos", n_batches=400, beta=0.95, more={"find_scales": find_scales})
+    # 1 / (rms of the input * sqrt(4 terms)); a bias beside unit outputs: 0.5.
+    eta = 1 / (math.sqrt((X * X).mean()) * 2)
+    expected = amos.amos(
+        1 / 20,
+        lambda name, shape: 0.5 if name[-1] == "bias" else eta,
+        lambda name, shape: () if name[-1] == "bias" else (1, 3),
+        beta=0.95,
+    )
+    got, wanted = trained(tx), trained(expected)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), got, wanted)
+    assert "dense/kernel  (4, 3)" in caplog.text
+    assert "learning rate 0.05; 1/sqrt(400 batches) is 0.05" in caplog.text
+
+
+def test_scales_are_found_only_if_needed():
+    def find():
+        raise AssertionError("not needed")
+
+    make("adam", learning_rate=0.1, more={"find_scales": find})
+    make("amos", learning_rate=0.1, more={"find_scales": find, "eta": {".*": 1.0}})
+
+
+def test_a_rate_too_small_for_amos_is_remarked(caplog):
+    make("amos", learning_rate=5e-4, more={"eta": {".*": 1.0}})
+    assert "learning rate 0.0005 is small for Amos" in caplog.text
+    assert "opt_config.learning_rate=None" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("adm", {}, "no optimizer 'adm'. Did you mean 'adam'.*lbfgs"),
+        ("softmax_cross_entropy", {}, "no optimizer"),
+        ("scale_by_adam", {}, "no optimizer"),
+        (None, {}, "no optimizer 'None'"),
+        ("adam", {"learning_rate": 0.0}, "opt_config.learning_rate must be above 0, got 0.0"),
+        ("adam", {"learning_rate": -1.0}, "learning_rate must be above 0"),
+        ("adam", {"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
+        ("adam", {"beta": 1.0}, r"opt_config.beta must be in \[0, 1\), got 1.0"),
+        ("sgd", {"momentum": 1.5}, r"momentum must be in \[0, 1\)"),
+        ("adamw", {"weight_decay": -0.1}, "weight_decay must be in"),
+        ("adam", {"beta": "high"}, "beta must be in .*got 'high'"),
+        ("amos", {}, "Amos needs scales"),
+    ],
+)
+def test_mistakes_are_told(name, settings, words):
+    with pytest.raises(UsageError, match=words):
+        make(name, **settings)
+
+
+def test_amos_needs_the_number_of_batches():
+    with pytest.raises(UsageError, match="number of batches in the data, got 0"):
+        make("amos", n_batches=0, more={"eta": {".*": 1.0}})
