@@ -87,6 +87,17 @@ def test_attention_keeps_the_scale_of_its_values():
     assert found["out"].eta == pytest.approx(1 / 3, rel=0.1)
 
 
+@pytest.mark.parametrize("shapes_only", [False, True])
+def test_complex_kernel_of_a_fourier_layer(shapes_only):
+    def model(p, x):
+        return jnp.fft.irfft(jnp.fft.rfft(x, axis=0).astype(jnp.complex64) @ p["w"], axis=0)
+
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype) if shapes_only else X
+    found = scale.scales(model, {"w": jnp.zeros((16, 3), jnp.complex64)}, x)["w"]
+    assert found.placed
+    assert found.slot_shape == (1, 3)
+
+
 def test_padding_rows_do_not_count():
     padded = jnp.concatenate([X, jnp.zeros_like(X)])
     assert table(lambda p, x: x @ p["w"], x=padded, w=(16, 3))["w"].eta == pytest.approx(0.25)

@@ -46,6 +46,14 @@ def test_recurrent_kernel_is_read_on_the_states_and_not_on_the_first_zeros():
     assert found["w"] == pytest.approx(0.25)
 
 
+def test_gain_of_a_state_that_starts_at_zero_is_a_gain():
+    def model(p, xs):
+        return jax.lax.scan(lambda h, x: (p["a"] * h + x @ p["w"], h), jnp.zeros((32, 8)), xs)[1]
+
+    found = etas(model, {"a": (8,), "w": (16, 8)}, jnp.stack([X] * 4))
+    assert found == pytest.approx({"a": 1.0, "w": 0.25})
+
+
 def test_reverse_scan_and_long_scan():
     def model(p, xs):
         step = lambda h, x: (jnp.tanh(x @ p["w"] + h @ p["u"] + p["b"]), h)

@@ -90,7 +90,7 @@ def _entrywise(eqn: Any, data: list[Any]) -> list[Bag] | None:
 
 def contract(a: Any, b: Any, n_terms: float, rng: np.random.Generator) -> np.ndarray:
     """Draws sums of `n_terms` products of entries of `a` and `b`."""
-    x, y = (scale_values.as_samples(v).astype(np.float64) for v in (a, b))
+    x, y = (np.real(scale_values.as_samples(v)).astype(np.float64) for v in (a, b))
     mean = n_terms * x.mean() * y.mean()
     # Centred, so that a constant operand leaves no rounding noise.
     spread = n_terms * (np.mean(x**2) * np.mean(y**2) - (x.mean() * y.mean()) ** 2)
@@ -100,20 +100,25 @@ def contract(a: Any, b: Any, n_terms: float, rng: np.random.Generator) -> np.nda
 
 def is_average(weights: Any, axes: tuple[int, ...], n_terms: int) -> bool:
     """Whether contracting `axes` with these weights takes a weighted mean, as attention does."""
+    array = np.asarray(weights.samples if isinstance(weights, Bag) else weights)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return False
+    array = array.astype(np.float32)
     if isinstance(weights, Bag):
-        low, sums, tolerance = weights.samples.min(), weights.samples.mean() * n_terms, 0.25
+        sums, tolerance = array.mean() * n_terms, 0.25
     else:
-        array = np.asarray(weights, np.float32)
-        low, sums, tolerance = array.min(initial=0), array.sum(axis=axes), 0.02
+        sums, tolerance = array.sum(axis=axes), 0.02
+    low = array.min(initial=0)
     return bool(low >= 0 and np.all(np.abs(sums - 1) < tolerance))
 
 
 def is_one_hot(x: Any, axes: tuple[int, ...], n_terms: float) -> bool:
     """Whether contracting `axes` with `x` picks one entry at the most."""
     if isinstance(x, Bag):
-        values, n_set = x.samples, x.samples.mean() * n_terms  # Too sparse to be met: 0.
+        values, n_set = x.samples, np.real(x.samples.mean()) * n_terms  # Too sparse to be met: 0.
     else:
-        values, n_set = np.asarray(x), np.asarray(x).sum(axis=axes).max(initial=0) or np.inf
+        values = np.asarray(x)
+        n_set = np.real(values.sum(axis=axes)).max(initial=0) or np.inf
     return bool(n_set < 1.5 and np.all((values == 0) | (values == 1)))
 
 

@@ -44,6 +44,8 @@ def multiply(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     if eqn.primitive.name == "div" and inputs[1].views and _is_constant(data[0]):
         return argument(reader, eqn, inputs)
     ms = scale_values.mean_square(data[0].data)
+    if _is_constant(data[0]) and ms == 0:
+        return reader.plain(eqn, inputs)  # The zero state before the first step of a loop.
     if _is_constant(data[0]) or (_is_weight(data[0]) and not _is_broadcast(eqn, views)):
         (out,) = reader.plain(eqn, inputs)
         factor = (math.sqrt(ms) or 1.0) ** (-1 if eqn.primitive.name == "div" else 1)

@@ -27,9 +27,9 @@ def call(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
 
 def scan(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     """Reads the steps of a scan one after the other."""
-    if _runs_as_it_is(inputs):
-        return reader.plain(eqn, inputs)
     body, length = eqn.params["jaxpr"], eqn.params["length"]
+    if _runs_as_it_is(inputs) or length == 0:
+        return reader.plain(eqn, inputs)
     # Counted from shapes: what is scanned has one axis more outside than inside.
     n_xs = sum(len(value.shape) > v.aval.ndim for value, v in zip(inputs, body.jaxpr.invars))
     n_ys = sum(a.aval.ndim > b.aval.ndim for a, b in zip(eqn.outvars, body.jaxpr.outvars))
@@ -44,10 +44,7 @@ def scan(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
         outs = reader.run(body, [*consts, *carry, *(_step(x, index) for x in xs)])
         carry = outs[:n_carry]
         rows.append(outs[n_carry:])
-    stacked = [_stack(reader, eqn, column) for column in zip(*rows)]
-    if length == 0:
-        return reader.plain(eqn, inputs)
-    return [*carry, *stacked]
+    return [*carry, *(_stack(reader, eqn, column) for column in zip(*rows))]
 
 
 def while_loop(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
@@ -120,8 +117,9 @@ def _stack(reader: Reader, eqn: Any, steps: Sequence[Value]) -> Value:
         arrays = [value.data for value in steps]
         arrays += [arrays[-1]] * (length - len(arrays))
         data = jnp.stack(arrays[::-1] if eqn.params["reverse"] else arrays)
-    shape = (length, *steps[0].shape)
-    return dataclasses.replace(steps[-1], shape=shape, data=data, deps=union(steps), views=())
+    last, deps = steps[-1], union(steps)
+    shape = (length, *last.shape)
+    return Value(shape=shape, dtype=last.dtype, data=data, deps=deps, source=last.source)
 
 
 RULES: dict[str, Rule] = {
