@@ -67,11 +67,16 @@ SETTINGS = {"learning_rate": 0.05, "momentum": 0.8, "beta": 0.95, "weight_decay"
         ("rmsprop", lambda: optax.rmsprop(0.05, decay=0.95, momentum=0.8)),
         ("lion", lambda: optax.lion(0.05, b1=0.8, b2=0.95, weight_decay=0.02)),
         ("adafactor", lambda: optax.adafactor(0.05, momentum=0.8)),
-        ("lbfgs", optax.lbfgs),
     ],
 )
 def test_settings_go_where_optax_has_them(name, expected):
     assert_same(trained(make(name, **SETTINGS)), trained(expected()))
+
+
+def test_lbfgs_searches_its_step():
+    tx = make("lbfgs", learning_rate=1e-9)
+    assert jax.tree.structure(tx.init(PARAMS)) == jax.tree.structure(optax.lbfgs().init(PARAMS))
+    assert value_fn(trained(tx)) < 0.5 * value_fn(PARAMS)
 
 
 def test_no_momentum_needs_no_slot():
