@@ -1,9 +1,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tekoa import testing
+from tekoa.loop.task import TrainTask
+from tekoa.loop.train import TrainLoop
 
 
 def test_first_call_and_new_shape_compile_and_others_do_not():
@@ -99,3 +102,61 @@ def test_first_difference_is_told(a, b, words):
         testing.assert_trees_equal(a, b)
     for word in words:
         assert word in str(error.value)
+
+
+DATA = [(np.full((4, 2), i % 5, np.float32), np.full(4, i, np.float32)) for i in range(20)]
+
+
+def noisy(params, x, rng):
+    return x @ params["w"] + jax.random.normal(rng)
+
+
+def loop_maker(data=lambda: DATA, apply=noisy, **options):
+    def make_loop(reader):
+        task = TrainTask(
+            apply=apply,
+            optimizer=optax.adam(0.1),
+            loss=lambda out, y: jnp.mean((out - y) ** 2),
+            data=data(),
+        )
+        options.setdefault("n_steps", 20)
+        init = {"w": np.ones(2, np.float32)}
+        return TrainLoop(reader(init), task, n_steps_per_checkpoint=4, **options)
+
+    return make_loop
+
+
+def test_a_loop_that_resumes_exactly_passes():
+    testing.check_resume(loop_maker(ema=0.9))
+    testing.check_resume(loop_maker(n_steps=None), n_steps=18, at=12)
+
+
+def test_data_without_a_position_is_found_out():
+    # The resumed run sees the first batches again.
+    with pytest.raises(AssertionError, match=r"resumed run differs at step 12\. Leaf 'loss'"):
+        testing.check_resume(loop_maker(data=lambda: iter(DATA), on_nan="ignore"))
+
+
+def test_what_is_kept_outside_of_the_state_is_found_out():
+    calls = []
+
+    def shifting(params, x):
+        shift = jax.pure_callback(
+            lambda: calls.append(1) or np.float32(len(calls)), jax.ShapeDtypeStruct((), jnp.float32)
+        )
+        return x @ params["w"] + jax.lax.stop_gradient(shift)
+
+    with pytest.raises(AssertionError, match="resumed run differs"):
+        testing.check_resume(loop_maker(apply=shifting))
+
+
+def test_a_maker_that_ignores_its_reader_is_told():
+    with pytest.raises(AssertionError, match=r"starts at 0: make_loop must"):
+        testing.check_resume(lambda reader: loop_maker()(lambda target: target))
+
+
+def test_without_a_checkpoint_in_the_middle_there_is_nothing_to_check():
+    with pytest.raises(ValueError, match=r"no checkpoint at step 7 .* got \[4, 8"):
+        testing.check_resume(loop_maker(), at=7)
+    with pytest.raises(ValueError, match="needs n_steps"):
+        testing.check_resume(loop_maker(n_steps=None))

@@ -2,13 +2,20 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from tekoa.core import trees
+from tekoa.core.state import TrainState
+from tekoa.loop.task import Restored
+
+if TYPE_CHECKING:
+    from tekoa.loop.checkpoint import Checkpoint
+    from tekoa.loop.train import TrainLoop
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -103,3 +110,108 @@ def _bits(x: np.ndarray) -> np.ndarray:
         return np.ravel(x)
     width = np.dtype((np.void, x.dtype.itemsize))
     return np.ascontiguousarray(x).reshape(-1).view(width)
+
+
+def check_resume(
+    make_loop: Callable[[Callable[[Any], Any]], "TrainLoop"],
+    *,
+    n_steps: int | None = None,
+    at: int | None = None,
+) -> None:
+    """Fails unless a resumed run gives the bits of one that was not interrupted.
+
+    Trains to the end, then once more from a checkpoint in the middle, and compares the
+    losses on the way, the last state and the position in the data.
+
+    Args:
+        make_loop: `make_loop(reader) -> TrainLoop(init=reader(model), ...)`: makes the loop
+            and its data anew, with its model passed through the function it is given.
+        n_steps: Steps in total; those of the loop by default.
+        at: The step to resume from, one at which the loop yields; near the middle by default.
+
+    Raises:
+        AssertionError: It names the step, the leaf and both values.
+        ValueError: If there is no checkpoint before the end to resume from.
+    """
+    loop = make_loop(lambda target: target)
+    n_steps = loop.n_steps if n_steps is None else n_steps
+    if n_steps is None:
+        raise ValueError("check_resume needs n_steps: this loop has no end of its own.")
+    if at is None:
+        every = loop.n_steps_per_checkpoint
+        at = max(1, n_steps // 2 // every) * every
+    losses, saved, last = {}, None, None
+    for checkpoint in loop(n_steps=n_steps):
+        losses[checkpoint.step], last = checkpoint.loss, checkpoint
+        if checkpoint.step == at:
+            saved = _Saved(checkpoint)
+    if saved is None or last is None or last.step == at:
+        raise ValueError(f"There is no checkpoint at step {at} before the end; got {list(losses)}.")
+    _check_again(make_loop(saved.reader), n_steps, at, losses=losses, last=last)
+
+
+def _check_again(
+    loop: "TrainLoop", n_steps: int, at: int, *, losses: dict[int, Any], last: "Checkpoint"
+) -> None:
+    if loop.step != at:
+        raise AssertionError(
+            f"The loop was to go on from step {at}, but starts at {loop.step}: make_loop must "
+            "pass its model through the function it is given, init=reader(model)."
+        )
+    for checkpoint in loop(n_steps=n_steps):
+        expected = {"loss": losses.get(checkpoint.step)}
+        with _at_step(checkpoint.step):
+            assert_trees_equal(expected, {"loss": checkpoint.loss})
+    with _at_step(loop.step):
+        assert_trees_equal(_record(last.state), _record(loop.state))
+        if last.data_state != (seen := loop.checkpoint().data_state):
+            raise AssertionError(f"The position in the data differs: {last.data_state} and {seen}.")
+
+
+@contextlib.contextmanager
+def _at_step(step: int) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"The resumed run differs at step {step}. {error}") from None
+
+
+def _record(state: TrainState) -> dict[str, Any]:
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+
+
+class _Saved:
+    """A checkpoint that went through what a file goes through: numpy and JSON."""
+
+    def __init__(self, checkpoint: "Checkpoint"):
+        self._leaves, self._treedef = jax.tree.flatten(checkpoint.state)
+        self._arrays = [np.array(_as_numpy(x)) for x in self._leaves]
+        self._data_state = json.loads(json.dumps(checkpoint.data_state))
+        self._facts = json.loads(json.dumps(dict(checkpoint.facts)))
+
+    def reader(self, target: Any) -> "_SavedReader":
+        return _SavedReader(target, self)
+
+    def restored(self) -> Restored:
+        leaves = [_as_jax(x, like) for x, like in zip(self._arrays, self._leaves, strict=True)]
+        state = jax.tree.unflatten(self._treedef, leaves)
+        return Restored(state=state, data_state=self._data_state, facts=self._facts)
+
+
+class _SavedReader:
+    def __init__(self, target: Any, saved: _Saved):
+        self.target, self._saved = target, saved
+
+    def restore(self, fresh: TrainState) -> Restored:
+        restored = self._saved.restored()
+        if jax.tree.structure(fresh) != jax.tree.structure(restored.state):
+            raise AssertionError(
+                "make_loop made a model or an optimizer of another structure the second time."
+            )
+        return restored
+
+
+def _as_jax(x: np.ndarray, like: Any) -> jax.Array:
+    if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
+    return jax.numpy.array(x)

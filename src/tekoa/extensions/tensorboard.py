@@ -5,15 +5,19 @@ that lie after the step from which this one goes on. Points are on disk when the
 returns: put it before the writer of checkpoints, and no committed step lacks its points.
 """
 
+import math
 import os
 import pathlib
 import time
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 
 from tekoa.core import trees
+from tekoa.core.trees import PyTree
 from tekoa.loop.checkpoint import Checkpoint, as_summary
+
+_sums_of_squares = jax.jit(trees.sums_of_squares)
 
 
 class SummaryWriter:
@@ -36,15 +40,22 @@ class SummaryWriter:
             for name, value in values.items():
                 self._points.add(f"{group}/{name}", value, checkpoint.step)
         if self._with_params:
-            for name, leaf in trees.flatten_named(checkpoint.model_params).items():
-                rms = jnp.sqrt(jnp.mean(jnp.square(leaf.astype(jnp.float32))))
-                self._points.add(f"params/{name} {tuple(leaf.shape)}", float(rms), checkpoint.step)
+            for tag, scale in _scales(checkpoint.model_params).items():
+                self._points.add(tag, scale, checkpoint.step)
         self._points.flush()
         return checkpoint
 
     def close(self) -> None:
         """Closes the event file."""
         self._points.close()
+
+
+def _scales(params: PyTree) -> dict[str, float]:
+    named = trees.flatten_named(params)
+    sizes = [max(1, leaf.size) for leaf in named.values()]
+    squares = jax.device_get(_sums_of_squares(list(named.values())))
+    tags = [f"params/{name} {tuple(leaf.shape)}" for name, leaf in named.items()]
+    return {tag: math.sqrt(x / n) for tag, x, n in zip(tags, squares, sizes, strict=True)}
 
 
 class PointWriter:
@@ -62,28 +73,33 @@ class PointWriter:
         """Opens the file, once; points of earlier files after `step` are forgotten."""
         if self._file is not None:
             return
-        import tensorboardX
+        # The queue and thread of tensorboardX's own writer would leave points in memory.
+        from tensorboardX import event_file_writer
+        from tensorboardX.proto import event_pb2
 
+        self._directory.mkdir(parents=True, exist_ok=True)
         is_resumed = any(self._directory.glob("events.out.tfevents.*"))
         # Two starts within one second must not share a file, and must keep their order.
-        self._file = tensorboardX.FileWriter(
-            str(self._directory), filename_suffix=f".{time.time_ns()}"
+        self._file = event_file_writer.EventsWriter(
+            str(self._directory / "events"), f".{time.time_ns()}"
         )
         if is_resumed:
-            from tensorboardX.proto import event_pb2
-
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._file.add_event(event_pb2.Event(step=step + 1, session_log=start))
+            self._write(event_pb2.Event(step=step + 1, session_log=start))
 
     def add(self, tag: str, value: float, step: int) -> None:
         """Adds one point, under the very name given: `params/Dense_0/kernel (256, 10)`."""
-        from tensorboardX.proto import summary_pb2
+        from tensorboardX.proto import event_pb2, summary_pb2
 
         point = summary_pb2.Summary.Value(tag=tag, simple_value=value)
-        self._file.add_summary(summary_pb2.Summary(value=[point]), step)
+        self._write(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=[point])))
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self._file.write_event(event)
 
     def flush(self) -> None:
-        """Puts all points on the disk."""
+        """Puts all points into the file."""
         self._file.flush()
 
     def close(self) -> None:

@@ -1,0 +1,46 @@
+import io
+
+from tekoa.extensions.progress import ProgressBar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_lines_where_there_is_no_terminal(summary):
+    out = io.StringIO()
+    bar = ProgressBar(3, file=out, seconds_between_lines=0)
+    for step in (1, 2, 3):
+        given = summary(step, train={"loss": 0.125})
+        assert bar(given) is given
+    lines = out.getvalue().splitlines()
+    assert [line.split()[:2] for line in lines] == [["step", f"{i}/3"] for i in (1, 2, 3)]
+    assert all("steps/s" in line and "loss 0.125" in line for line in lines)
+
+
+def test_lines_keep_their_distance_and_the_last_one_comes(summary):
+    out = io.StringIO()
+    bar = ProgressBar(3, file=out, seconds_between_lines=60)
+    for step in (1, 2, 3):
+        bar(summary(step))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["1/3", "3/3"]
+
+
+def test_a_bar_on_a_terminal(summary, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = Terminal()
+    bar = ProgressBar(2, file=out)
+    bar(summary(1, train={"loss": 0.125}))
+    bar(summary(2, train={"loss": 0.0625}))
+    assert "2/2" in out.getvalue()
+    assert "loss 0.0625" in out.getvalue()
+
+
+def test_a_total_that_is_not_known(summary):
+    out = io.StringIO()
+    bar = ProgressBar(file=out, seconds_between_lines=0)
+    bar(summary(5))
+    bar.close()
+    assert out.getvalue().startswith("step 5 ")

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tekoa.extensions.tensorboard import SummaryWriter
+
+
+def points(directory):
+    """What the real TensorBoard shows: tag to [(step, value)]."""
+    reader = EventAccumulator(str(directory), size_guidance={"scalars": 0})
+    reader.Reload()
+    return {
+        tag: [(point.step, point.value) for point in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
+
+
+def run(directory, summary, steps, value=1.0):
+    writer = SummaryWriter(directory)
+    for step in steps:
+        writer(summary(step, train={"loss": value}, eval={"loss": value + 1}))
+    return writer
+
+
+def test_points_are_on_disk_when_the_stage_returns(tmp_path, summary):
+    run(tmp_path, summary, [1, 2])
+    assert points(tmp_path) == {
+        "train/loss": [(1, 1.0), (2, 1.0)],
+        "eval/loss": [(1, 2.0), (2, 2.0)],
+    }
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
+def test_no_point_is_missing_or_there_twice_after_resumes(tmp_path, summary, is_closed):
+    for value, steps in enumerate([range(1, 8), range(4, 11), range(9, 13), range(13, 15)]):
+        writer = run(tmp_path, summary, steps, float(value))
+        if is_closed:
+            writer.close()
+    expected = [0.0] * 3 + [1.0] * 5 + [2.0] * 4 + [3.0] * 2
+    assert points(tmp_path)["train/loss"] == list(enumerate(expected, start=1))
+
+
+def test_parameter_scales_are_written_on_request(tmp_path, summary):
+    SummaryWriter(tmp_path, params=True)(summary(3))
+    assert points(tmp_path) == {"params/w (2, 2)": [(3, 1.0)]}
+
+
+def test_values_of_numpy_are_numbers_too(tmp_path, summary):
+    SummaryWriter(tmp_path)(summary(1, eval={"m": np.float32(0.5)}))
+    assert points(tmp_path)["eval/m"] == [(1, 0.5)]

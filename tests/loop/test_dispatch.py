@@ -1,0 +1,115 @@
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tekoa.loop import dispatch
+from tekoa.loop.dispatch import Dispatcher
+from tekoa.testing import assert_trees_equal
+
+
+def step(leaves, batch):
+    return [leaves[0] + batch.sum(), leaves[1] + 1], [batch.sum()]
+
+
+def make(wanted="auto", jit=jax.jit):
+    return Dispatcher(step, wanted, jit)
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Measures at once, not after a thousand steps."""
+    monkeypatch.setattr(dispatch, "_FIRST_STEP", 20)
+
+
+def test_groups_fall_on_multiples_and_end_before_what_is_due():
+    chosen = make(4)
+    assert [chosen.n_next(at, 10) for at in range(9)] == [4, 1, 1, 1, 4, 1, 1, 1, 4]
+    assert [chosen.n_next(8, left) for left in (5, 4, 3, 0)] == [4, 4, 1, 1]
+    assert make().n_next(8, 100) == 1
+
+
+def test_several_steps_at_once_do_what_they_do_one_by_one():
+    batches = [np.full(3, i, np.float32) for i in range(4)]
+    alone = [jnp.zeros(()), jnp.zeros((), jnp.int32)]
+    for batch in batches:
+        alone, outputs = make(1).one(alone, batch)
+    run, stacked = make(4).program(batches)
+    together, last = run([jnp.zeros(()), jnp.zeros((), jnp.int32)], stacked)
+    assert_trees_equal(together, alone)
+    assert_trees_equal(last, outputs)
+
+
+def test_when_to_measure_depends_on_numbers_of_steps_alone(early):
+    chosen = make()
+    due = [chosen.is_choice_due(*at) for at in ((19, 19), (20, 8), (20, 9), (5000, 1))]
+    assert due == [False, False, True, False]
+    assert not make(1).is_choice_due(5000, 100)
+
+
+def slow_when(is_slow, seconds):
+    """Makes a jit whose programs wait, some of them longer."""
+
+    def jit(fn):
+        compiled = jax.jit(fn)
+
+        def run(leaves, batch):
+            time.sleep(seconds if is_slow(fn.__name__) else 1e-4)
+            return compiled(leaves, batch)
+
+        return run
+
+    return jit
+
+
+@pytest.mark.parametrize(
+    ("slow", "seconds", "n"),
+    [("step", 1e-3, 8), ("many", 3e-2, 1), ("step", 5e-3, 1)],
+    ids=["dispatch dominates", "a scan is slow", "steps are long"],
+)
+def test_the_faster_way_is_taken_and_said(slow, seconds, n):
+    chosen = make(jit=slow_when(lambda name: name == slow, seconds))
+    leaves = [jnp.zeros(()), jnp.zeros((), jnp.int32)]
+    said = chosen.choose(leaves, np.ones(3, np.float32))
+    assert chosen.n_together == n
+    assert f"{n} at a time" in said or "one goes to the device at a time" in said
+    assert float(leaves[0]) == 0.0  # Measured on copies.
+
+
+def test_long_steps_compile_no_second_program():
+    names = []
+
+    def jit(fn):
+        def run(leaves, batch):
+            names.append(fn.__name__)
+            time.sleep(2e-3)
+            return leaves, [batch]
+
+        return run
+
+    make(jit=jit).choose([jnp.zeros(())], np.ones(3, np.float32))
+    assert set(names) == {"step"}
+
+
+def test_the_choice_is_made_at_the_same_step_and_is_saved(line, early, capsys):
+    def choices():
+        loop = line.loop(n_steps=60, n_steps_per_checkpoint=10, stdout=True)
+        return {c.step: c.facts["steps_per_dispatch"] for c in loop}
+
+    first, second = choices(), choices()
+    for found in (first, second):
+        assert [step for step, chosen in found.items() if chosen is None] == [10]
+        assert len({chosen for step, chosen in found.items() if step >= 20}) == 1
+    assert capsys.readouterr().out.count("at a time") == 2
+
+
+def test_measuring_changes_no_number(line, early):
+    alone = list(line.loop(n_steps=30, n_steps_per_checkpoint=10, steps_per_dispatch=1))[-1]
+    measured = list(line.loop(n_steps=30, n_steps_per_checkpoint=10))[-1]
+    for a, b in zip(
+        jax.tree.leaves(measured.model_params), jax.tree.leaves(alone.model_params), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert measured.data_state == alone.data_state
