@@ -38,7 +38,7 @@ class ScaleTable:
 
     def __init__(self, rows: list[ScaleRow]):
         self.rows = tuple(rows)
-        self._by_name = {row.name: row for row in rows}
+        self._by_name = {"/".join(row.name): row for row in rows}
 
     def __iter__(self) -> Iterator[ScaleRow]:
         return iter(self.rows)
@@ -49,16 +49,15 @@ class ScaleTable:
     def __getitem__(self, name: str | trees.Name | int) -> ScaleRow:
         if isinstance(name, int):
             return self.rows[name]
-        key = tuple(name.split("/")) if isinstance(name, str) else tuple(name)
-        if key not in self._by_name:
-            known = {"/".join(row.name): row for row in self.rows}
-            near = difflib.get_close_matches("/".join(key), known, 1, 0.0)
+        joined = name if isinstance(name, str) else "/".join(name)
+        if joined not in self._by_name:
+            near = difflib.get_close_matches(joined, self._by_name, 1, 0.0)
             raise KeyError(
-                f"No scale was found for parameter {'/'.join(key)!r}; the nearest of "
-                f"{len(self)} is {near[0] if near else None!r}. Read the scales off the same "
-                "tree that the optimizer is given."
+                f"No scale was found for parameter {joined!r}; the nearest of {len(self)} is "
+                f"{near[0] if near else None!r}. Read the scales off the same tree that the "
+                "optimizer is given."
             )
-        return self._by_name[key]
+        return self._by_name[joined]
 
     @property
     def unplaced(self) -> list[ScaleRow]:
