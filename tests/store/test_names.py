@@ -45,12 +45,15 @@ def test_unsafe_paths_are_seen(path):
     assert not names.is_safe_path(path)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.text(), min_size=1, max_size=4))
-def test_escaped_parts_can_be_joined_and_split(parts):
-    joined = ".".join(names.escape(part) for part in parts)
-    assert [names.unescape(part) for part in joined.split(".")] == parts
-    assert "/" not in joined
+PARTS = st.lists(st.text(alphabet="ab./%0\0é"), min_size=1, max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PARTS, PARTS)
+def test_different_names_stay_different_when_joined(one, other):
+    joined = [".".join(map(names.escape, parts)) for parts in (one, other)]
+    assert (joined[0] == joined[1]) == (one == other)
+    assert "/" not in joined[0]
 
 
 def test_a_thousand_steps_are_listed_quickly(tmp_path):

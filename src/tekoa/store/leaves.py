@@ -20,7 +20,7 @@ from tekoa.store import errors, names
 
 Kind = Literal["array", "key", "python"]
 
-_PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
+_PYTHON = (bool, int, float, complex)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def describe(name: trees.Name, value: Any) -> tuple[Leaf, Any] | None:
         return Leaf(name=name, shape=value.shape, dtype=value.dtype.name), value
     if is_function(value):
         return None
-    kind = "python" if type(value).__name__ in _PYTHON else "array"
+    kind = "python" if type(value) in _PYTHON else "array"
     array = np.asarray(value)
     odd = array.dtype.type in (np.void, np.longdouble, np.clongdouble)
     if odd or array.dtype.kind not in "biufcV":
@@ -122,11 +122,6 @@ def describe(name: trees.Name, value: Any) -> tuple[Leaf, Any] | None:
     return Leaf(name=name, shape=array.shape, dtype=array.dtype.name, kind=kind, detail=detail), (
         array
     )
-
-
-def to_python(leaf: Leaf, value: Any) -> Any:
-    """Turns a stored number back into the Python number it was."""
-    return _PYTHON[leaf.detail](np.asarray(value).item())
 
 
 def flatten(items: Mapping[str, trees.PyTree]) -> dict[trees.Name, Any]:

@@ -58,8 +58,9 @@ def migrate(target: trees.PyTree, source: steps.OpenStep) -> tuple[trees.PyTree,
 
     state = trees.map_named(visit, target)
     used = {name for found in origins.values() for name in found}
-    for name in stored.keys() - used:
-        rows.append(report.Row(name="/".join(name[1:]), outcome="unexpected"))
+    for name in stored:
+        if name not in used:
+            rows.append(report.Row(name="/".join(name[1:]), outcome="unexpected"))
     return state, report.Report(rows)
 
 

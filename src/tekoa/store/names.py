@@ -102,7 +102,7 @@ def is_safe_path(path: str) -> bool:
 
 
 def escape(part: str) -> str:
-    """Writes one part of a leaf's name so that joining parts with '.' can be undone.
+    """Writes one part of a leaf's name so that no two names are the same joined by '.'.
 
     >>> escape('a.b/c'), escape('')
     ('a%2Eb%2Fc', '%')
@@ -110,14 +110,3 @@ def escape(part: str) -> str:
     if not part:
         return "%"
     return "".join(f"%{ord(c):02X}" if c in "%./\0" else c for c in part)
-
-
-def unescape(part: str) -> str:
-    """Undoes `escape`.
-
-    >>> unescape('a%2Eb%2Fc'), unescape('%')
-    ('a.b/c', '')
-    """
-    if part == "%":
-        return ""
-    return re.sub(r"%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), part)

@@ -113,7 +113,7 @@ def _differences(
     for name, target in wanted.items():
         if name[0] not in index.items:
             continue
-        expected = expect(name, target)
+        expected = _expect(name, target)
         stored = index.leaves.get(name)
         where = "/".join(name)
         if stored is None:
@@ -131,7 +131,7 @@ def _differences(
     return lines
 
 
-def expect(name: trees.Name, target: Any) -> leaves.Leaf:
+def _expect(name: trees.Name, target: Any) -> leaves.Leaf:
     """Describes the leaf that would fit a target leaf, which may be abstract."""
     if not isinstance(target, jax.ShapeDtypeStruct):
         described = leaves.describe(name, target)
