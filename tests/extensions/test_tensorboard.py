@@ -23,19 +23,21 @@ def run(directory, summary, steps, value=1.0):
 
 
 def test_points_are_on_disk_when_the_stage_returns(tmp_path, summary):
-    run(tmp_path, summary, [1, 2])
+    writer = run(tmp_path, summary, [1, 2])
     assert points(tmp_path) == {
         "train/loss": [(1, 1.0), (2, 1.0)],
         "eval/loss": [(1, 2.0), (2, 2.0)],
     }
+    writer.close()
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
 def test_no_point_is_missing_or_there_twice_after_resumes(tmp_path, summary, is_closed):
+    open_ones = []
     for value, steps in enumerate([range(1, 8), range(4, 11), range(9, 13), range(13, 15)]):
-        writer = run(tmp_path, summary, steps, float(value))
+        open_ones.append(run(tmp_path, summary, steps, float(value)))
         if is_closed:
-            writer.close()
+            open_ones.pop().close()
     expected = [0.0] * 3 + [1.0] * 5 + [2.0] * 4 + [3.0] * 2
     assert points(tmp_path)["train/loss"] == list(enumerate(expected, start=1))
 

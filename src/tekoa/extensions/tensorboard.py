@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import time
+import weakref
 from typing import Any
 
 import jax
@@ -83,6 +84,7 @@ class PointWriter:
         self._file = event_file_writer.EventsWriter(
             str(self._directory / "events"), f".{time.time_ns()}"
         )
+        self._close = weakref.finalize(self, self._file.close)
         if is_resumed:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(event_pb2.Event(step=step + 1, session_log=start))
@@ -105,5 +107,5 @@ class PointWriter:
     def close(self) -> None:
         """Closes the file; a next point would need a new writer."""
         if self._file is not None:
-            self._file.close()
+            self._close()
             self._file = None
