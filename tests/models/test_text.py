@@ -40,6 +40,8 @@ def test_files_are_words_with_a_vocabulary_and_bytes_without(tmp_path):
 def test_mistakes_are_told():
     with pytest.raises(DataError, match=r"sample://split=dev.*train.*valid.*test"):
         text.open_text("sample://split=dev", None, 8)
+    with pytest.raises(DataError, match=r"own vocabulary, not 'vocab.txt'"):
+        text.open_text("sample://split=valid", "vocab.txt", 8)
     with pytest.raises(DataError, match=r"no stream of tokens.*vocab_path"):
         text.tokens_of(as_source({"x": np.zeros((2, 3))}).info)
 

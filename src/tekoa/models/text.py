@@ -38,6 +38,11 @@ def open_text(
     67
     """
     if pattern.startswith(SAMPLE):
+        if vocab_path is not None:
+            raise DataError(
+                f"{pattern} has its own vocabulary, not {vocab_path!r}. Name text files for "
+                "training, validation and evaluation, or leave vocab_path out."
+            )
         return _sample(pattern, seq_length, train=train)
     return streams.tokens(pattern, vocab_path, seq_length, random_skip=train)
 
