@@ -184,8 +184,8 @@ def cross_entropy(model, params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(model(params, x), y).mean()
 
 
-def train(model, params, tx, batches, measure, *, every):
-    """Runs over `batches`; gives (step, measure(params)) every so many steps and at the end."""
+def train(model, params, tx, make_batch, n_steps, *, measure, every):
+    """Takes `n_steps` steps; gives (step, measure(params)) every so often and at the end."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, x, y):
@@ -194,25 +194,12 @@ def train(model, params, tx, batches, measure, *, every):
         return optax.apply_updates(params, updates), state
 
     params = jax.tree.map(jnp.copy, params)
-    state, curve, n_steps = tx.init(params), [], len(batches)
-    for i, (x, y) in enumerate(batches, 1):
-        params, state = step(params, state, x, y)
-        if i % every == 0 or i == n_steps:
-            curve.append((i, measure(params)))
+    state, curve = tx.init(params), []
+    for i in range(n_steps):
+        params, state = step(params, state, *make_batch(i))
+        if (i + 1) % every == 0 or i + 1 == n_steps:
+            curve.append((i + 1, measure(params)))
     return curve
-
-
-class Batches:
-    """`n` batches, each a function of its number."""
-
-    def __init__(self, n, make):
-        self.n, self.make = n, make
-
-    def __len__(self):
-        return self.n
-
-    def __iter__(self):
-        return (self.make(i) for i in range(self.n))
 
 
 def hand_set_amos(rate, beta):
@@ -242,16 +229,19 @@ def run_mnist(args):
     curves = {}
     for seed, kind in itertools.product(range(args.seeds), ("hand-set", "found")):
         params = cnn_init(jax.random.key(seed))
-        orders = [np.random.default_rng([seed, e]).permutation(len(x)) for e in range(args.epochs)]
-        order = np.concatenate(orders)
-        batches = Batches(n_steps, lambda i, o=order: (x[o[i * 32 :][:32]], y[o[i * 32 :][:32]]))
+        n_epochs = -(-n_steps // n_batches)
+        orders = [np.random.default_rng([seed, e]).permutation(len(x)) for e in range(n_epochs)]
+        rows = np.concatenate(orders)[: n_steps * 32].reshape(n_steps, 32)
+        make = lambda i, rows=rows: (x[rows[i]], y[rows[i]])  # noqa: E731
         if kind == "hand-set":
             tx = hand_set_amos(rate, beta=0.98)
         else:
             tx = scale.amos_for(
                 cnn, params, x[:128], n_batches=n_batches, learning_rate=rate, beta=0.98
             )
-        curves[f"{kind} {seed}"] = train(cnn, params, tx, batches, accuracy, every=n_batches)
+        curves[f"{kind} {seed}"] = train(
+            cnn, params, tx, make, n_steps, measure=accuracy, every=n_batches
+        )
         print(f"mnist {kind} seed {seed}: {curves[f'{kind} {seed}'][-1]}", flush=True)
     for kind in ("hand-set", "found"):
         last = [curve[-1][1] for name, curve in curves.items() if name.startswith(kind)]
@@ -293,8 +283,8 @@ def run_language_model(args, name):
 
     def run(label, tx):
         start = time.time()
-        batches, every = Batches(n_steps, make), max(n_steps // 20, 1)
-        curves[label] = train(model, params, tx, batches, loss, every=every)
+        every = max(n_steps // 20, 1)
+        curves[label] = train(model, params, tx, make, n_steps, measure=loss, every=every)
         last, seconds = curves[label][-1][1], time.time() - start
         print(f"{name} {label}: {last:.4f} ({seconds:.0f} s)", flush=True)
         return last
@@ -333,9 +323,9 @@ def draw(curves, path):
         for label, curve in runs.items():
             strong = label.startswith(("Amos", "found"))
             axis.plot(*zip(*curve), label=label, lw=2.5 if strong else 1, zorder=2 + strong)
-        last = [curve[-1][1] for runs_ in [runs] for curve in runs_.values()]
+        last = [curve[-1][1] for curve in runs.values()]
         axis.set(title=task, xlabel="step", ylabel="test accuracy" if task == "mnist" else "loss")
-        axis.set_ylim(min(last) * 0.97, min(min(last) * 1.6, max(last) * 1.05))
+        axis.set_ylim(min(last) * 0.97, min(min(last) * 1.35, max(last) * 1.05))
         axis.legend(fontsize=6)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -351,8 +341,13 @@ def main():
     parser.add_argument("--decays", type=int, default=len(DECAYS), help="how many of AdamW's")
     parser.add_argument("--width", type=int, default=128, help="of the LSTM and the transformer")
     parser.add_argument("--out", default="/tmp/scale_quality")
+    parser.add_argument("--draw", nargs="*", default=[], help="only draw these .json files")
     args = parser.parse_args()
     curves = {}
+    for path in args.draw:
+        curves |= json.loads(pathlib.Path(path).read_text())
+    if args.draw:
+        args.tasks = []
     for task in args.tasks:
         curves[task] = run_mnist(args) if task == "mnist" else run_language_model(args, task)
         pathlib.Path(f"{args.out}.json").write_text(json.dumps(curves))
