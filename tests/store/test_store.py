@@ -211,3 +211,12 @@ def test_step_of_an_earlier_run_may_count_as_saved(tmp_path):
         writer.save(1, {"x": jnp.ones(2)}, exist_ok=True, on_commit=told.append)
     assert told == [1]
     assert store.load(tmp_path)["x"].tolist() == [0, 0]
+
+
+def test_error_of_the_body_is_not_hidden_by_a_failed_save(tmp_path, caplog):
+    value = jnp.ones(2)
+    value.delete()
+    with pytest.raises(KeyError, match="mine"), store.Store(tmp_path) as writer:
+        writer.save(1, {"x": value})
+        raise KeyError("mine")
+    assert "saving step 1 failed" in caplog.text

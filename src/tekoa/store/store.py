@@ -229,8 +229,14 @@ class Store:
     def __enter__(self) -> "Store":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except errors.StoreError as error:
+            if kind is None:
+                raise
+            # The body's own error is the one to be seen.
+            _log.error("%s", error)
 
 
 def _plain_number(value: Any) -> Any:
