@@ -216,7 +216,12 @@ def test_step_of_an_earlier_run_may_count_as_saved(tmp_path):
 def test_error_of_the_body_is_not_hidden_by_a_failed_save(tmp_path, caplog):
     value = jnp.ones(2)
     value.delete()
-    with pytest.raises(KeyError, match="mine"), store.Store(tmp_path) as writer:
-        writer.save(1, {"x": value})
-        raise KeyError("mine")
+
+    def body():
+        with store.Store(tmp_path) as writer:
+            writer.save(1, {"x": value})
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        body()
     assert "saving step 1 failed" in caplog.text
