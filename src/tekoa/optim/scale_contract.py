@@ -74,7 +74,8 @@ def _contract(
     source = tuple(view.param for value in inputs for view in value.views)
     if inputs[0].views and inputs[1].views:
         for value, of in zip(inputs, axes):
-            _record(reader, value, of, scale_uses.PAIRED, n_terms, 1.0)
+            use = Use(kind=scale_uses.PAIRED, n_terms=n_terms)
+            _record(reader, value, of, use, 1.0)
     else:
         kernel = int(not inputs[0].views)
         rms = _record_kernel(reader, inputs, axes, kernel, n_terms)
@@ -110,25 +111,19 @@ def _record_kernel(
     params = [view.param for view in inputs[kernel].views]
     reader.ledger.fed_by |= dict.fromkeys(params, inputs[1 - kernel].source)
     target = reader.targets.get(params[0], 1.0)
-    _record(reader, inputs[kernel], axes[kernel], scale_uses.CONTRACTED, n_terms, ms, target)
+    detail = "" if target == 1 else f"for a result of rms {target:.3g}, that of a tied embedding"
+    use = Use(kind=scale_uses.CONTRACTED, n_terms=n_terms, target=target, detail=detail)
+    _record(reader, inputs[kernel], axes[kernel], use, ms)
     return target
 
 
-def _record(
-    reader: Reader,
-    value: Value,
-    axes: _Axes,
-    kind: scale_uses.Kind,
-    n_terms: float,
-    ms: float,
-    target: float = 1.0,
-) -> None:
-    detail = "" if target == 1 else f"for a result of rms {target:.3g}, that of a tied embedding"
+def _record(reader: Reader, value: Value, axes: _Axes, use: Use, ms: float) -> None:
+    """Records a contraction for each parameter in a kernel, over that parameter's own axes."""
     for view in value.views:
         reduced = view.param_axes(axes.contracted)
-        n = n_terms * view.n_shards(reduced)
-        use = Use(kind=kind, reduced=reduced, n_terms=n, target=target, detail=detail)
-        reader.ledger.record(view, use, ms)
+        n_terms = use.n_terms * view.n_shards(reduced)
+        own = dataclasses.replace(use, reduced=reduced, n_terms=n_terms)
+        reader.ledger.record(view, own, ms)
 
 
 def _average(reader: Reader, eqn: Any, inputs: list[Value], axes: list[_Axes]) -> list[Value]:

@@ -43,7 +43,7 @@ class Use:
     """One way in which one part of a parameter is used."""
 
     kind: Kind
-    reduced: frozenset[int]  # Axes of the parameter over which its slots are averaged.
+    reduced: frozenset[int] = frozenset()  # Axes over which the parameter's slots are averaged.
     n_terms: float = 1  # How many products are summed in a contraction.
     part: scale_views.Part = ()
     target: float = 1.0  # The rms that the result shall have.
