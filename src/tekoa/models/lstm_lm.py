@@ -15,9 +15,8 @@ trains on a small text that comes with the package. On the Penn Treebank:
 Parameters and arithmetic are those of JEstimator's LSTM, so that its checkpoints load.
 """
 
-import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -29,13 +28,11 @@ from flax import linen as nn
 from ml_collections import config_dict
 
 from tekoa.core.metrics import Mean
-from tekoa.data import Source
+from tekoa.data import DataError, Source
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts, Experiment
 from tekoa.estimator.optimizers import make_optimizer, scales_of
 from tekoa.models import text
-
-_log = logging.getLogger("tekoa")
 
 # Evaluation reads the whole stream as one row; the carry goes on from piece to piece.
 ALWAYS = {"valid_batch_size": 1, "eval_batch_size": 1}
@@ -133,7 +130,10 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         loss=loss,
         optimizer=optimizer,
         inputs=inputs,
-        metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
+        metrics={
+            "cost": _of_one_row(text.token_losses),
+            "mrr": _of_one_row(text.reciprocal_ranks),
+        },
         finish=text.with_perplexity,
     )
     return found
@@ -143,6 +143,20 @@ def inputs(batch: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the model reads: the tokens, and which rows start anew, where the batch tells."""
     names = "tokens", "is_first"
     return tuple(batch[name] for name in names if name in batch)
+
+
+def _of_one_row(metric: Callable[..., Mean]) -> Callable[..., Mean]:
+    """A metric that refuses batches in which a row does not go on where it ended before."""
+
+    def checked(logits: jax.Array, batch: Mapping[str, Any]) -> Mean:
+        if logits.shape[0] != 1:
+            raise DataError(
+                "The LSTM is evaluated on a text as one row, in order, but was given "
+                f"{logits.shape[0]} rows: use --eval_batch_size=1 and --valid_batch_size=1."
+            )
+        return metric(logits, batch)
+
+    return checked
 
 
 def _is_found(scales: str) -> bool:
@@ -189,13 +203,12 @@ class LstmLM(nn.Module):
             train: Whether to drop out.
         """
         n_rows = tokens_BxL.shape[0]
-        carry = self._carry(n_rows)
-        was = {name: state.value for name, state in carry.items()}
-        if was["prev"].shape[0] == n_rows:
-            keep = ~self._is_first(n_rows, is_first_B, train)
-        else:  # A last batch of fewer rows, which go on from none of those before.
-            keep, was = jnp.zeros(n_rows, bool), self._start(n_rows)
-        first_B = jnp.where(keep, was["prev"], self.start_id)
+        start = self._start(n_rows)
+        carry = {name: self.variable("carry", name, start.__getitem__, name) for name in start}
+        if is_first_B is None:
+            is_first_B = jnp.asarray(train or n_rows > 1)
+        keep = jnp.broadcast_to(~jnp.asarray(is_first_B, bool), n_rows)
+        first_B = jnp.where(keep, carry["prev"].value, self.start_id)
         embed = nn.Embed(
             self.vocab_size,
             self.hidden_size,
@@ -203,7 +216,7 @@ class LstmLM(nn.Module):
             name="embed",
         )
         x_LxBxH = embed(jnp.concatenate([first_B[None], tokens_BxL.T[:-1]]))
-        start = tuple(jnp.where(keep[:, None], was[name], 0) for name in ("recurrent", "memory"))
+        kept = (jnp.where(keep[:, None], carry[name].value, 0) for name in ("recurrent", "memory"))
         layer = LstmLayer(
             self.hidden_size,
             self.memory_size,
@@ -212,26 +225,15 @@ class LstmLM(nn.Module):
             self.memory_dropout_rate,
             name="lstm",
         )
-        last, out_LxBxH = layer(start, x_LxBxH, train)
+        last, out_LxBxH = layer(tuple(kept), x_LxBxH, train)
         if not self.is_initializing():
             carry["prev"].value = tokens_BxL[:, -1]
             carry["recurrent"].value, carry["memory"].value = last
         bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
         return embed.attend(jnp.swapaxes(out_LxBxH, 0, 1)) + bias
 
-    def _is_first(self, n_rows: int, is_first: jax.Array | None, train: bool) -> jax.Array:
-        if is_first is not None:
-            return jnp.broadcast_to(jnp.asarray(is_first, bool), n_rows)
-        if n_rows > 1 and not train and not self.is_initializing():
-            _log.warning("Each of %d rows starts anew: evaluate with 1 row.", n_rows)
-        return jnp.full(n_rows, train or n_rows > 1)
-
-    def _carry(self, n_rows: int) -> dict[str, nn.Variable]:
-        """What is left of the batch before."""
-        start = self._start(n_rows)
-        return {name: self.variable("carry", name, start.__getitem__, name) for name in start}
-
     def _start(self, n_rows: int) -> dict[str, jax.Array]:
+        """The carry before the first batch."""
         return {
             "prev": jnp.full(n_rows, self.start_id, jnp.int32),
             "recurrent": jnp.zeros((n_rows, self.hidden_size), jnp.float32),
