@@ -86,6 +86,12 @@ def test_a_better_value_at_a_step_that_is_there_already_does_no_harm(tmp_path, s
     assert read(LowestCheckpointFileReader, tmp_path, summary) == 2
 
 
+def test_a_kill_between_commit_and_score_does_no_harm(tmp_path, summary):
+    write(LowestCheckpointFileWriter, tmp_path, summary, [2.0])
+    (tmp_path / "low_eval_loss" / "score").unlink()
+    assert write(LowestCheckpointFileWriter, tmp_path, summary, [2.0]) == 2.0
+
+
 def test_a_metric_that_is_not_there_is_named(tmp_path, summary):
     writer = LowestCheckpointFileWriter(tmp_path, "loss")
     with pytest.raises(KeyError, match=r"'eval/loss'.*\['train/loss'\].*Put the EvalLoop before"):

@@ -4,7 +4,7 @@ import pytest
 
 from tekoa.extensions import files
 from tekoa.extensions.files import CheckpointFileReader, CheckpointFileWriter
-from tekoa.store import load
+from tekoa.store import errors, load, names
 from tekoa.testing import assert_trees_equal
 
 
@@ -31,6 +31,46 @@ def test_an_empty_directory_is_a_start_from_scratch(tmp_path, summary):
     reader = CheckpointFileReader(tmp_path / "none", target="model")
     assert reader.target == "model"
     assert reader.restore(summary(0).state) is None
+    assert not (tmp_path / "none").exists()
+
+
+def write(directory, summary, *steps):
+    writer = CheckpointFileWriter(directory, keep=5)
+    for step in steps:
+        writer(summary(step))
+    writer.close()
+
+
+def damage(directory, step):
+    (names.step_dir(directory, step) / names.INDEX).write_text("{}")
+
+
+def test_only_steps_put_aside_are_no_start_from_scratch(tmp_path, summary):
+    write(tmp_path, summary, 1)
+    (tmp_path / "checkpoint_1").rename(tmp_path / f"checkpoint_1.bad-{'0' * 32}")
+    with pytest.raises(errors.NothingUsableError, match="put aside earlier"):
+        CheckpointFileReader(tmp_path, target=None).restore(summary(0).state)
+
+
+def test_a_damaged_step_is_put_aside_and_written_anew(tmp_path, summary):
+    write(tmp_path, summary, 1, 2)
+    damage(tmp_path, 2)
+    found = CheckpointFileReader(tmp_path, target=None).restore(summary(0).state)
+    assert int(found.state.step) == 1
+    assert names.list_steps(tmp_path) == [1]
+    assert len(names.unfinished(tmp_path, "bad")) == 1
+    write(tmp_path, summary, 2)
+    assert int(load(tmp_path)["step"]) == 2
+
+
+def test_nothing_is_moved_where_it_cannot_be(tmp_path, summary, monkeypatch):
+    write(tmp_path, summary, 1, 2)
+    damage(tmp_path, 2)
+    # Asked so that it holds for root too, whom a mode of the directory does not stop.
+    monkeypatch.setattr(files.os, "access", lambda *_: False)
+    found = CheckpointFileReader(tmp_path, target=None).restore(summary(0).state)
+    assert int(found.state.step) == 1
+    assert names.list_steps(tmp_path) == [1, 2]
 
 
 def test_reader_and_writer_take_turns_in_one_program(tmp_path, summary):

@@ -213,6 +213,16 @@ def test_step_of_an_earlier_run_may_count_as_saved(tmp_path):
     assert store.load(tmp_path)["x"].tolist() == [0, 0]
 
 
+def test_damaged_step_of_an_earlier_run_is_not_taken_for_saved(tmp_path):
+    with store.Store(tmp_path) as writer:
+        writer.save(1, {"x": jnp.zeros(2)})
+    (tmp_path / "checkpoint_1" / "tekoa.json").write_text("{}")
+    with store.Store(tmp_path, fatal_after=1) as writer:
+        writer.save(1, {"x": jnp.ones(2)}, exist_ok=True)
+    assert store.load(tmp_path)["x"].tolist() == [1, 1]
+    assert len(list(tmp_path.glob("checkpoint_1.bad-*"))) == 1
+
+
 def test_error_of_the_body_is_not_hidden_by_a_failed_save(tmp_path, caplog):
     value = jnp.ones(2)
     value.delete()

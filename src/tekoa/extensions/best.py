@@ -74,6 +74,8 @@ class BestFileWriter:
                 meta=files.meta_of(checkpoint),
                 metrics=metrics,
                 on_commit=lambda _: self._score.record(value),
+                # A run killed between the commit and the score comes here again.
+                exist_ok=True,
             )
         return checkpoint
 

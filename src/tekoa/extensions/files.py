@@ -1,5 +1,6 @@
 """Checkpoints to files and back: the store's trees made of a loop's record."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Mapping
@@ -9,8 +10,7 @@ from tekoa.core.state import Health, TrainState
 from tekoa.core.trees import PyTree
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 from tekoa.loop.task import Restored
-from tekoa.store import names as step_names
-from tekoa.store import retention, store
+from tekoa.store import errors, restoring, retention, store
 
 _FIELDS = {
     "model_params": "params",
@@ -68,13 +68,13 @@ class CheckpointFileWriter:
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Starts to store one checkpoint; a step that is there already is left alone."""
         self._store.poll()
-        if checkpoint.step not in self._store.steps():
-            self._store.save(
-                checkpoint.step,
-                items_of(checkpoint.state),
-                meta=meta_of(checkpoint),
-                metrics=flat_metrics(checkpoint),
-            )
+        self._store.save(
+            checkpoint.step,
+            items_of(checkpoint.state),
+            meta=meta_of(checkpoint),
+            metrics=flat_metrics(checkpoint),
+            exist_ok=True,
+        )
         return checkpoint
 
     def wait(self) -> None:
@@ -111,13 +111,19 @@ class CheckpointFileReader:
         self.target = target
 
     def restore(self, fresh: TrainState) -> Restored | None:
-        """Gives the saved state in the form of a fresh one, or None if there is none."""
-        if not step_names.list_steps(self._directory):
-            return None
-        with store.Store(self._directory, keep=()) as opened:
-            found = opened.restore(items_of(fresh))
+        """Gives the saved state in the form of a fresh one, or None if there is none.
+
+        Damaged newer steps are put aside where the directory is free to be written.
+        """
+        found = restoring.restore(self._directory, items_of(fresh))
         if found is None:
             return None
+        if found.skipped and os.access(self._directory, os.W_OK):
+            with (
+                contextlib.suppress(errors.LeaseHeldError),
+                store.Store(self._directory, keep=()) as opened,
+            ):
+                found = opened.restore(items_of(fresh)) or found
         return Restored(
             state=state_of(found.items),
             data_state=found.meta.get("data_state"),

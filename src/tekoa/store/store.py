@@ -91,8 +91,8 @@ class Store:
             meta: JSON values stored in the same commit.
             metrics: Numbers that `retention.KeepBest` compares.
             on_commit: Called in the background with the step once it is committed.
-            exist_ok: Take a step that an earlier run committed for saved; it is
-                never overwritten, and otherwise a failure.
+            exist_ok: Take a step that an earlier run committed for saved, after
+                checking it; it is never overwritten, and otherwise a failure.
 
         Raises:
             errors.SaveFailedError: As `poll`, for an earlier save.
@@ -113,7 +113,7 @@ class Store:
                 _log.info("step %d is already saved", step)
                 return
             started = time.monotonic()
-            if exist_ok and path.is_dir():
+            if exist_ok and path.is_dir() and self._is_whole(step):
                 _log.info("step %d was already saved by an earlier run", step)
             else:
                 self._write(step, snapshot(), body, scores)
@@ -124,6 +124,19 @@ class Store:
             self._retain()
 
         self._runner.start(f"{self.directory}: saving step {step}", job)
+
+    def _is_whole(self, step: int) -> bool:
+        """Checks a step of an earlier run; a damaged one is put aside."""
+        try:
+            steps.open_step(names.step_dir(self.directory, step))
+        except errors.DamagedError as error:
+            self._put_aside(step, str(error))
+            return False
+        return True
+
+    def _put_aside(self, step: int, reason: str) -> None:
+        where = commit.quarantine(self._lease, step)
+        _log.warning("put step %d aside as %s: %s", step, where.name, reason)
 
     def _write(
         self,
@@ -185,8 +198,7 @@ class Store:
         if restored is None:
             return None
         for skip in restored.skipped:
-            where = commit.quarantine(self._lease, skip.step)
-            _log.warning("put step %d aside as %s: %s", skip.step, where.name, skip.reason)
+            self._put_aside(skip.step, skip.reason)
         self._mine.add(restored.step)
         _log.info("restored step %d of %s", restored.step, self.directory)
         return restored
