@@ -16,7 +16,7 @@ Parameters and arithmetic are those of JEstimator's LSTM, so that its checkpoint
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ from flax import linen as nn
 from ml_collections import config_dict
 
 from tekoa.core.metrics import Mean
-from tekoa.data import DataError, Source
+from tekoa.data import Source
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts, Experiment
 from tekoa.estimator.optimizers import make_optimizer, scales_of
@@ -130,10 +130,7 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         loss=loss,
         optimizer=optimizer,
         inputs=inputs,
-        metrics={
-            "cost": _of_one_row(text.token_losses),
-            "mrr": _of_one_row(text.reciprocal_ranks),
-        },
+        metrics=text.of_one_row({"cost": text.token_losses, "mrr": text.reciprocal_ranks}),
         finish=text.with_perplexity,
     )
     return found
@@ -143,20 +140,6 @@ def inputs(batch: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the model reads: the tokens, and which rows start anew, where the batch tells."""
     names = "tokens", "is_first"
     return tuple(batch[name] for name in names if name in batch)
-
-
-def _of_one_row(metric: Callable[..., Mean]) -> Callable[..., Mean]:
-    """A metric that refuses batches in which a row does not go on where it ended before."""
-
-    def checked(logits: jax.Array, batch: Mapping[str, Any]) -> Mean:
-        if logits.shape[0] != 1:
-            raise DataError(
-                "The LSTM is evaluated on a text as one row, in order, but was given "
-                f"{logits.shape[0]} rows: use --eval_batch_size=1 and --valid_batch_size=1."
-            )
-        return metric(logits, batch)
-
-    return checked
 
 
 def _is_found(scales: str) -> bool:

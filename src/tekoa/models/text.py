@@ -1,7 +1,8 @@
 """What the language models share: opening text, and the scores of predicted tokens."""
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -97,6 +98,23 @@ def _over_tokens(values_BxL: jax.Array, batch: Mapping[str, Any]) -> Mean:
     if mask is None:
         return Mean(jnp.sum(values_BxL), jnp.float32(values_BxL.size))
     return Mean(jnp.sum(jnp.where(mask, values_BxL, 0.0)), jnp.sum(jnp.asarray(mask, jnp.float32)))
+
+
+def of_one_row(metrics: Mapping[str, Callable[..., Mean]]) -> dict[str, Callable[..., Mean]]:
+    """Makes metrics refuse batches of several rows.
+
+    For models with a carry: only a single row goes on where the batch before ended.
+    """
+
+    def checked(metric: Callable[..., Mean], logits: jax.Array, batch: Mapping[str, Any]) -> Mean:
+        if logits.shape[0] != 1:
+            raise DataError(
+                "This model is evaluated on a text as one row, in order, but was given "
+                f"{logits.shape[0]} rows: use --eval_batch_size=1 and --valid_batch_size=1."
+            )
+        return metric(logits, batch)
+
+    return {name: functools.partial(checked, metric) for name, metric in metrics.items()}
 
 
 def with_perplexity(metrics: Mapping[str, float]) -> dict[str, float]:
