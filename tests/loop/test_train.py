@@ -323,6 +323,10 @@ def test_a_bad_number_stops_the_loop_at_the_last_good_step(line):
         list(loop)
     assert loop.step == 5
     assert_trees_equal(loop.state.params, by_hand(line, 5).params)
+    # The record to save is that of five good steps, in the state and in the data.
+    kept = loop.checkpoint()
+    assert (kept.step, kept.data_state) == (5, {"next": 5})
+    assert int(kept.state.health.n_bad) == 0
 
 
 def test_bad_steps_can_be_skipped_and_are_counted(line):
@@ -411,6 +415,25 @@ def test_a_flag_stops_between_checkpoints_and_the_rest_is_exact(line):
     assert stopped.step not in (4, 8, 12)
     resumed = list(line.loop(init=Reader(line.params, stopped)))[-1]
     assert_trees_equal(resumed.state, whole.state)
+
+
+def test_metrics_of_a_stretch_that_was_interrupted_are_those_of_the_whole(line):
+    class Flag:
+        step = 0
+
+        def is_set(self):
+            self.step += 1
+            return self.step > 3
+
+    def loss(out, y):
+        return jnp.mean((out - y) ** 2), {"error": jnp.mean(jnp.abs(out - y))}
+
+    options = {"loss": loss, "n_steps_per_checkpoint": 12, "steps_per_dispatch": 1}
+    (whole,) = line.loop(**options)
+    (stopped,) = line.loop(**options, stop_flag=Flag())
+    assert 0 < stopped.step < 12
+    (resumed,) = line.loop(**options, init=Reader(line.params, stopped))
+    assert resumed.metrics["train"]["error"] == whole.metrics["train"]["error"]
 
 
 def test_stop_ends_the_iteration_and_not_the_loop(line):

@@ -84,10 +84,17 @@ class Feed:
             return self._before_peek
         return position(self._iterator)
 
-    def restore(self, state: Any) -> None:
-        """Goes to a position that `state` gave; says so where that cannot be done."""
+    def restore(self, state: Any, *, then: int = 0) -> None:
+        """Goes to a position that `state` gave; says so where that cannot be done.
+
+        Args:
+            state: The position.
+            then: How many batches to draw from there and drop.
+        """
         if state is not None and go_to(self._iterator, state):
             self._peeked.clear()
+            for _ in range(then):
+                next(self._iterator)
             return
         _log.warning(
             "The position in the data (%s) cannot be restored: training goes on with what it "

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from tekoa.core import metrics
-from tekoa.core.state import StepOutput, TrainState
+from tekoa.core import guard, metrics
+from tekoa.core.state import StepOutput, TrainState, healthy
 from tekoa.loop.dispatch import Dispatcher, copied
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import FlatStep, Form, Leaves, Outputs
@@ -67,6 +67,7 @@ class Runner:
         self._queue: list[Any] = []
         self.step = int(state.step)
         self.is_exhausted = False
+        self._start = self.step, feed.state
 
     @property
     def state(self) -> TrainState:
@@ -80,6 +81,17 @@ class Runner:
         if state.sums:
             zeros = self._place.whole(metrics.zeros(state.sums))
             self._now[:] = [(self._form.leaves(state.replace(sums=zeros)), [])]
+
+    def go_back(self) -> str:
+        """Goes back to the last good state and its place in the data; tells what was bad."""
+        told = guard.diagnosis(self.state)
+        state = self.state.replace(health=self._place.whole(healthy()))
+        self._now[:] = [(self._form.leaves(state), [])]
+        self.step, self.is_exhausted = int(state.step), False
+        self._queue.clear()
+        start, position = self._start
+        self._feed.restore(position, then=self.step - start)
+        return told
 
     def choose(self, batch: Any) -> str:
         """Lets the dispatcher choose by measuring on copies of the state."""
@@ -96,6 +108,7 @@ class Runner:
             What was run; None if the data had ended before.
         """
         start = self.step
+        self._start = start, self._feed.state
         has_grads, batch = False, None
         try:
             # What was drawn is run also after a stop: the data's position is behind it.

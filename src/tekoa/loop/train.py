@@ -245,10 +245,10 @@ class TrainLoop:
             self._raise_bad()
         if n_bad:
             values["skipped_steps"] = float(n_bad)
-        # They are in the metrics now; a resumed run must begin them anew as this one does.
-        self._runner.reset_sums()
-        if self._dispatcher.is_choice_due(self.step, stretch.n_steps):
-            self._say(self._runner.choose(stretch.batch))
+        if self.step == target:  # Else a resumed run goes on with the sums of this stretch.
+            self._runner.reset_sums()
+            if self._dispatcher.is_choice_due(self.step, stretch.n_steps):
+                self._say(self._runner.choose(stretch.batch))
         return self._record(
             loss=stretch.output.loss,
             grads=stretch.output.grads if stretch.has_grads else None,
@@ -274,9 +274,9 @@ class TrainLoop:
         )
 
     def _raise_bad(self) -> None:
-        self._runner.step = int(self.state.step)
+        told = self._runner.go_back()
         raise guard.NonFiniteError(
-            f"{guard.diagnosis(self.state)} The loop's state is that of step {self.step}, the "
+            f"{told} The loop's state is that of step {self.step}, the "
             'last good one. Lower the learning rate, clip gradients, or pass on_nan="skip".'
         )
 
