@@ -1,14 +1,14 @@
-"""Language model of one LSTM layer, for text of words or bytes.
+r"""Language model of one LSTM layer, for text of words or bytes.
 
     tekoa train lstm_lm
 
-trains on a small text that comes with the package. On the Penn Treebank:
+trains on a small text that comes with the package. On the Penn Treebank, as the original:
 
     tekoa train lstm_lm --train_pattern=ptb.train.txt --module_config.vocab_path=vocab.txt \
         --train_batch_size=64 --train_consecutive=113 --train_shuffle_buf=4096 \
+        --valid_pattern=ptb.valid.txt --max_train_steps=200000 --model_dir=DIR \
         --module_config.opt_config.optimizer=amos --module_config.opt_config.learning_rate=0.01 \
-        --module_config.opt_config.beta=0.98 --module_config.opt_config.momentum=0.0 \
-        --max_train_steps=200000 --check_every_steps=1000 --model_dir=DIR
+        --module_config.opt_config.beta=0.98 --module_config.opt_config.momentum=0.0
     tekoa eval lstm_lm --eval_pattern=ptb.valid.txt --eval_batch_size=1 --model_dir=DIR \
         --module_config.vocab_path=vocab.txt
 
@@ -44,7 +44,7 @@ DEFAULTS = {
     "train_batch_size": 16,
     "train_consecutive": 8,
     "train_shuffle_buf": 4096,
-    "max_train_steps": 400,
+    "max_train_steps": 300,
     "check_every_steps": 100,
 }
 

@@ -1,11 +1,15 @@
-"""Language model of a small decoder: rotary positions, pre-norm, gated MLP.
+r"""Language model of a small decoder: rotary positions, pre-norm, gated MLP.
 
     tekoa train transformer_lm
 
-trains on a small text that comes with the package. Text of words needs a vocabulary; without
-one the bytes of the files are the tokens:
+trains on a small text that comes with the package, in about 45 s of CPU time, to a perplexity
+of about 3.9 on lines that it has not seen (3.68 is that of the grammar which made them). Text of
+words needs `--module_config.vocab_path`; without it the bytes of the files are the tokens:
 
-    tekoa train transformer_lm --train_pattern=input.txt --max_train_steps=5000 --model_dir=DIR
+    tekoa train transformer_lm --train_pattern=TRAIN.txt --valid_pattern=VALID.txt \
+        --max_train_steps=300 --model_dir=DIR
+
+comes to a cost of about 2.2 nats a byte on tiny Shakespeare (its last tenth) in as long.
 
 Each piece of the text is predicted by itself, its first token from nothing; so every token
 counts once in a score. Parameters and activations have logical axes ("vocab", "embed", "heads",
