@@ -391,3 +391,18 @@ def test_unknown_scales_are_told():
     source = lstm_lm.open_data(config, "sample://split=valid", train=True)
     with pytest.raises(UsageError, match="scales must be 'hand' or 'found', got 'guess'"):
         lstm_lm.experiment(config, facts(source, 2)).make_optimizer()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"hidden_size": 0}, "model_config.hidden_size must be 1 or more, got 0"),
+        ({"memory_dropout_rate": 1.0}, r"memory_dropout_rate must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(setting, words):
+    config = small()
+    source = lstm_lm.open_data(config, "sample://split=valid", train=True)
+    config.model_config.update(setting)
+    with pytest.raises(UsageError, match=words):
+        lstm_lm.experiment(config, facts(source, 2))

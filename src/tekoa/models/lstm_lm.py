@@ -2,7 +2,9 @@ r"""Language model of one LSTM layer, for text of words or bytes.
 
     tekoa train lstm_lm
 
-trains on a small text that comes with the package. On the Penn Treebank, as the original:
+trains on a small text that comes with the package, in about 3 minutes of CPU time, to a
+perplexity of about 4.3 on lines that it has not seen (3.68 is that of the grammar which made
+them). On the Penn Treebank, as the original:
 
     tekoa train lstm_lm --train_pattern=ptb.train.txt --module_config.vocab_path=vocab.txt \
         --train_batch_size=64 --train_consecutive=113 --train_shuffle_buf=4096 \
@@ -22,7 +24,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 import optax
 from flax import linen as nn
 from ml_collections import config_dict
@@ -44,8 +45,8 @@ DEFAULTS = {
     "train_batch_size": 16,
     "train_consecutive": 8,
     "train_shuffle_buf": 4096,
-    "max_train_steps": 300,
-    "check_every_steps": 100,
+    "max_train_steps": 200,
+    "check_every_steps": 50,
 }
 
 ETA = {
@@ -102,6 +103,12 @@ def open_data(config: ml_collections.ConfigDict, pattern: str, *, train: bool) -
 
 def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment:
     """The LSTM for this vocabulary."""
+    text.check_settings(
+        config.model_config,
+        "model_config.",
+        counts=("hidden_size", "memory_size"),
+        rates=("hidden_dropout_rate", "memory_dropout_rate"),
+    )
     vocab_size, start_id = text.tokens_of(data.info)
     model = LstmLM(vocab_size, start_id, **config.model_config)
 
@@ -117,9 +124,7 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         return make_optimizer(
             config.opt_config,
             n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
-            find_scales=lambda: scales_of(
-                model, loss, {**data.sample, "is_first": np.True_}, split=found.split
-            ),
+            find_scales=lambda: scales_of(model, loss, data.sample, split=found.split),
             eta=None if is_found else ETA,
             slot_shape=None if is_found else SLOTS,
             clip_value=1.0,
@@ -192,12 +197,8 @@ class LstmLM(nn.Module):
             is_first_B = jnp.asarray(train or n_rows > 1)
         keep = jnp.broadcast_to(~jnp.asarray(is_first_B, bool), n_rows)
         first_B = jnp.where(keep, carry["prev"].value, self.start_id)
-        embed = nn.Embed(
-            self.vocab_size,
-            self.hidden_size,
-            embedding_init=nn.initializers.truncated_normal(self.hidden_size**-0.5),
-            name="embed",
-        )
+        init = nn.initializers.truncated_normal(self.hidden_size**-0.5)
+        embed = nn.Embed(self.vocab_size, self.hidden_size, embedding_init=init, name="embed")
         x_LxBxH = embed(jnp.concatenate([first_B[None], tokens_BxL.T[:-1]]))
         kept = (jnp.where(keep[:, None], carry[name].value, 0) for name in ("recurrent", "memory"))
         layer = LstmLayer(
@@ -271,11 +272,8 @@ class LstmCell(nn.Module):
         self, x: jax.Array, memory: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Gives the output and the next memory."""
-        core = nn.DenseGeneral(
-            (4, self.memory_size),
-            kernel_init=nn.initializers.truncated_normal(x.shape[-1] ** -0.5),
-            name="core",
-        )
+        init = nn.initializers.truncated_normal(x.shape[-1] ** -0.5)
+        core = nn.DenseGeneral((4, self.memory_size), kernel_init=init, name="core")
         a, b, g, o = jnp.moveaxis(core(x), -2, 0)
         gate = nn.sigmoid(self.forget_gate_bias - g)
         most = 1 / (1 + math.exp(self.forget_gate_bias))

@@ -14,6 +14,7 @@ from tekoa.data import DataError, Info, Source
 from tekoa.data import language as streams
 from tekoa.data.reader import describe
 from tekoa.data.vocabulary import Vocabulary
+from tekoa.estimator.config import UsageError
 from tekoa.models import sample_text
 
 SAMPLE = "sample://split="
@@ -74,6 +75,21 @@ def tokens_of(info: Info) -> tuple[int, int]:
     start_id = info.facts.get("start_id")
     # Bytes have no mark of their own; text does not have the byte 0.
     return info.n_classes, 0 if start_id is None else start_id
+
+
+def check_settings(
+    config: Any, prefix: str, *, counts: tuple[str, ...], rates: tuple[str, ...]
+) -> None:
+    """Refuses counts below 1 and rates outside [0, 1).
+
+    Raises:
+        UsageError: It names the flag, with `prefix` before the setting's name.
+    """
+    wanted = {**dict.fromkeys(counts, "1 or more"), **dict.fromkeys(rates, "in [0, 1)")}
+    for name, words in wanted.items():
+        value = config[name]
+        if not (value >= 1 if name in counts else 0 <= value < 1):
+            raise UsageError(f"--module_config.{prefix}{name} must be {words}, got {value!r}.")
 
 
 def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:

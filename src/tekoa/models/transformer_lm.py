@@ -117,17 +117,13 @@ def _check(config: ml_collections.ConfigDict) -> None:
     def refuse(name: str, wanted: str) -> None:
         raise UsageError(f"--module_config.{name} must be {wanted}, got {config[name]!r}.")
 
-    for name in ("n_layers", "width", "n_heads"):
-        if config[name] < 1:
-            refuse(name, "1 or more")
+    text.check_settings(config, "", counts=("n_layers", "width", "n_heads"), rates=("dropout",))
     if config.width % (2 * config.n_heads):
         refuse("width", f"a multiple of 2 * n_heads = {2 * config.n_heads}")
     if config.mlp not in ("gated", "plain"):
         refuse("mlp", "'gated' or 'plain'")
     if not config.mlp_ratio > 0:
         refuse("mlp_ratio", "above 0")
-    if not 0 <= config.dropout < 1:
-        refuse("dropout", "in [0, 1)")
 
 
 def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
