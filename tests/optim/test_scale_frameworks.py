@@ -230,3 +230,54 @@ def test_norms_and_convolutions_of_all_kinds(shapes_only):
     # Of 9 x 8 terms a stride of 2 x 2 leaves a quarter; rectified they are 1/2 each.
     assert table["up/kernel"].eta == pytest.approx((18 * 0.5) ** -0.5, rel=0.05)
     assert table["einsum/kernel"].eta == pytest.approx(0.5, rel=0.02)  # Four unit terms.
+
+
+def shift_norm(x, shift):
+    x = x - shift
+    x = x - x.mean(-1, keepdims=True)
+    size = jnp.square(x).mean(-1, keepdims=True) * math.sqrt(x.shape[-1])
+    return x * jax.lax.rsqrt(jnp.maximum(size, 1.0))
+
+
+def lstm(p, ids):
+    """The LSTM published with Amos, without dropout."""
+
+    def cell(carry, x):
+        recurrent, memory = carry
+        joined = shift_norm(jnp.concatenate([recurrent, x], -1), p["shift"])
+        a, b, g, o = jnp.moveaxis(
+            jnp.einsum("bi,igm->bgm", joined, p["core"]) + p["core_bias"], 1, 0
+        )
+        gate = jax.nn.sigmoid(1 - g)
+        b = jnp.clip(jnp.tanh(b) / (1 + math.e), -gate, gate)
+        memory = memory * (1 - gate) + b * 2 * jax.nn.silu(a)
+        out = shift_norm(memory, p["cell_shift"]) * 2 * jax.nn.sigmoid(o)
+        return ((out := out @ p["out"] + p["out_bias"]), memory), out
+
+    start = jnp.zeros((len(ids), p["out"].shape[1])), jnp.zeros((len(ids), p["out"].shape[0]))
+    _, outs = jax.lax.scan(cell, start, p["embedding"][ids].swapaxes(0, 1))
+    return outs.swapaxes(0, 1) @ p["embedding"].T + p["bias"]
+
+
+def test_lstm_of_the_original_gets_the_scales_its_authors_set_by_hand():
+    h, m = 64, 256
+    by_hand = {
+        "bias": ((50,), 0.5),
+        "core": ((2 * h, 4, m), (2 * h) ** -0.25),
+        "embedding": ((50, h), h**-0.25),
+        "out": ((m, h), (m * h) ** -0.25),
+        "out_bias": ((h,), 0.5 * h**-0.25),
+        "shift": ((2 * h,), 0.5 * h**-0.25),
+    }
+    shapes = {name: shape for name, (shape, _) in by_hand.items()}
+    shapes |= {"core_bias": (4, m), "cell_shift": (m,)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    ids = np.random.default_rng(0).integers(0, 50, (8, 64))
+    table = scale.scales(lstm, params, ids)
+    assert not table.unplaced
+    for name, (_, eta) in by_hand.items():
+        assert table[name].eta == pytest.approx(eta, rel=0.15), table[name]
+    assert table["embedding"].slot_shape == (50, 1)
+    assert table["core"].slot_shape == (1, 4, m)
+    # By hand it was 0.5: the memory grows over more steps than one sequence has.
+    assert 0.05 < table["cell_shift"].eta <= 0.5
