@@ -1,7 +1,9 @@
 """The command `tekoa`: reads the words, calls the mode, tells mistakes plainly.
 
 Exit codes: 0 done, 2 a mistake in the call, 75 stopped by a signal and resumable,
-70 numbers were not finite, 74 the directory cannot be used.
+76 numbers were not finite (the last good state is saved), else that of the store's error:
+65 nothing usable, 66 does not fit the model, 73 another process writes there, 74 saves
+failed, 70 any other.
 """
 
 import difflib
@@ -11,8 +13,7 @@ from collections.abc import Callable, Sequence
 from tekoa.estimator import config as flags
 
 EXIT_USAGE = 2
-EXIT_NOT_FINITE = 70
-EXIT_STORE = 74
+EXIT_NOT_FINITE = 76
 
 _USAGE = """Usage: tekoa COMMAND [MODEL] [--flags]
 
@@ -127,7 +128,7 @@ def _known(error: Exception) -> int | None:
         return EXIT_USAGE
     if isinstance(error, NonFiniteError):
         return EXIT_NOT_FINITE
-    return EXIT_STORE if isinstance(error, StoreError) else None
+    return error.exit_code if isinstance(error, StoreError) else None
 
 
 _COMMANDS: dict[str, Callable[[list[str], flags.RunConfig], int]] = {

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import jax
 
+from tekoa.core import guard
 from tekoa.estimator import restore, watch
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
@@ -72,11 +73,17 @@ def run_train(config: RunConfig) -> int:
         )
         validation = program.validation(loop.model_fns)
         last = None
-        process = base.serial(*_stages(run, validation, loop.n_steps, stack))
+        keeper = files.CheckpointFileWriter(run.model_dir, keep=config.max_ckpt)
+        stack.enter_context(contextlib.closing(keeper))
+        process = base.serial(*_stages(run, validation, loop.n_steps, stack), keeper)
         if loop.step == 0:
             process(loop.checkpoint())
-        for checkpoint in loop:
-            last = process(checkpoint)
+        try:
+            for checkpoint in loop:
+                last = process(checkpoint)
+        except guard.NonFiniteError:
+            keeper(loop.checkpoint())
+            raise
     if stop_flag.is_set():
         print(f"Stopped at step {loop.step}; the same command goes on from there.")
         return signals.EXIT_STOPPED
@@ -160,8 +167,6 @@ def _stages(
         yield stack.enter_context(contextlib.closing(progress.ProgressBar(n_steps)))
     writer = tensorboard.SummaryWriter(run.model_dir / "train", params=True)
     yield stack.enter_context(contextlib.closing(writer))
-    keeper = files.CheckpointFileWriter(run.model_dir, keep=config.max_ckpt)
-    yield stack.enter_context(contextlib.closing(keeper))
     if config.save_every_steps is not None:
         saver = files.CheckpointFileWriter(run.model_dir / "save", keep=KEEP_ALL)
         stack.enter_context(contextlib.closing(saver))
