@@ -52,3 +52,10 @@ def test_config_may_come_from_another_file(tmp_path):
         "    return ml_collections.ConfigDict({'warmup': 1})\n"
     )
     assert opened(f"--model_dir={tmp_path}", f"--module_config={file}").settings.warmup == 1
+
+
+def test_flags_of_the_embedded_data_are_left_out_where_data_is_named(tmp_path):
+    assert opened().config.valid_pattern == "digits://split=test"
+    named = opened("--train_pattern=idx://x/split=train").config
+    assert named.valid_pattern is None
+    assert (named.train_batch_size, named.train_epochs) == (32, 9)

@@ -45,7 +45,7 @@ def open_run(config: RunConfig) -> Run:
         UsageError: If the model, its config or the directory is missing or wrong.
     """
     module = modules.load_module(config.module_imp)
-    config = config.with_defaults(getattr(module, "DEFAULTS", {}))
+    config = config.with_defaults(_defaults(module, config))
     if config.model_dir is None:
         raise UsageError("Where is the run kept? Give --model_dir=DIR.")
     configured = modules.load_module(config.module_config) if config.module_config else module
@@ -57,6 +57,12 @@ def open_run(config: RunConfig) -> Run:
         settings=apply_overrides(configured.get_config(), config.overrides),
         model_dir=pathlib.Path(config.model_dir).expanduser().absolute(),
     )
+
+
+def _defaults(module: types.ModuleType, config: RunConfig) -> dict[str, Any]:
+    """The model's own flags: all of them on its embedded data, else those it always wants."""
+    names_data = any(name.endswith("_pattern") for name in config.given)
+    return getattr(module, "ALWAYS" if names_data else "DEFAULTS", {})
 
 
 def start_training(run: Run) -> int:

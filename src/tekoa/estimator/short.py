@@ -11,12 +11,13 @@ import numpy as np
 
 from tekoa import data
 from tekoa.bridges import detect
+from tekoa.core import batch as batches
 from tekoa.core import metrics as means
 from tekoa.core import objective
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
 from tekoa.estimator import module as modules
-from tekoa.estimator import restore
+from tekoa.estimator import optimizers, restore
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.run import Run
 from tekoa.loop import evaluate, task, train
@@ -34,14 +35,14 @@ class ShortProgram:
     def train_batches(self, seed: int) -> Any:
         """The endless or finite stream of training batches."""
         config = self._config
-        batches = self._source("train").batches(
+        stream = self._source("train").batches(
             config.train_batch_size,
             seed=seed,
             shuffle=config.train_shuffle_buf,
             epochs=config.train_epochs,
             consecutive=config.train_consecutive,
         )
-        return _WithFirst(batches, config.train_consecutive or 0)
+        return _WithFirst(stream, config.train_consecutive or 0)
 
     def train_loop(self, init: Callable[[Any], Any], **options: Any) -> train.TrainLoop:
         """The loop over those batches; `init` wraps the model in a reader of checkpoints."""
@@ -103,17 +104,10 @@ class ShortProgram:
 
     def scales(self) -> Any:
         """The table of Amos scales, read off the model on one training batch."""
-        from tekoa.optim import scale
-
         experiment = self._experiment("train")
-        fns = detect.as_model_fns(experiment.model)
         batch = next(self.train_batches(seed=0))
-        params, variables = fns.init(jax.random.key(0), experiment.split(batch)[0])
-        loss_of = objective.make_objective(fns, experiment.loss, split=experiment.split)
-        return scale.scales(
-            lambda params, batch: loss_of(params, variables, batch, jax.random.key(0))[0],
-            params,
-            batch,
+        return optimizers.scales_of(
+            experiment.model, experiment.loss, batch, split=experiment.split
         )
 
     def check_data(self, kind: Kind) -> str:
@@ -187,34 +181,34 @@ class _WithFirst:
     """Batches that say whether they are the first of a run of consecutive ones.
 
     Args:
-        batches: Batches of a source.
+        stream: Batches of a source.
         n_consecutive: Length of a run; 0: every batch stands alone and nothing is said.
     """
 
-    def __init__(self, batches: data.Batches, n_consecutive: float):
-        self._batches, self._n_consecutive = batches, n_consecutive
+    def __init__(self, stream: data.Batches, n_consecutive: float):
+        self._stream, self._n_consecutive = stream, n_consecutive
         self._next = 0
 
     @property
     def n_batches(self) -> int | None:
-        return self._batches.n_batches
+        return self._stream.n_batches
 
     def __iter__(self) -> "_WithFirst":
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
+        batch = next(self._stream)
         is_first = self._n_consecutive and self._next % self._n_consecutive == 0
         self._next += 1
         if not self._n_consecutive or not isinstance(batch, dict):
             return batch
-        return {**batch, "is_first": np.bool_(is_first)}
+        return {**batch, "is_first": np.full(batches.n_rows(batch), is_first)}
 
     def state(self) -> dict[str, Any]:
-        return {"next": self._next, "batches": self._batches.state()}
+        return {"next": self._next, "batches": self._stream.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._batches.restore(state["batches"])
+        self._stream.restore(state["batches"])
         self._next = state["next"]
 
 

@@ -19,15 +19,20 @@ from tekoa.estimator.module import DataFacts, Experiment
 from tekoa.optim import amos as amos_lib
 from tekoa.optim import amos_helper
 
-DEFAULTS = {
-    "train_pattern": "digits://split=train",
-    "valid_pattern": "digits://split=test",
+# Flags that hold on any data, and those of the embedded digits.
+ALWAYS = {
     "model_dir": "runs/mnist",
     "train_batch_size": 32,
     "train_shuffle_buf": 4096,
-    "train_epochs": 40,
+    "train_epochs": 9,
     "check_every_steps": 100,
+}
+DEFAULTS = {
+    **ALWAYS,
+    "train_pattern": "digits://split=train",
+    "valid_pattern": "digits://split=test",
     "valid_batch_size": 120,
+    "train_epochs": 40,
 }
 
 ETA = {
