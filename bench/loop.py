@@ -32,7 +32,7 @@ import timing
 import tekoa
 from tekoa.core import step as steps
 
-N_STEPS = {"mlp": 1000, "cnn": 50, "transformer": 20}
+N_STEPS = {"mlp": 400, "cnn": 20, "transformer": 10}
 
 
 def by_hand(name):
@@ -113,7 +113,7 @@ def speed(name, n_rounds, with_peers):
             contestants["keras fit"] = models.keras_fit(name, N_STEPS[name])
             contestants["lightning"] = models.lightning_fit(name, N_STEPS[name])
         contestants = {k: v for k, v in contestants.items() if v is not None}
-        seconds = timing.interleave(contestants, n_rounds=n_rounds, n_warm=3)
+        seconds = timing.interleave(contestants, n_rounds=n_rounds, n_warm=4)
     print(f"{name}: {N_STEPS[name]} steps of {models.BATCH}, medians of {n_rounds} rounds")
     for contestant, values in seconds.items():
         each = 1e6 * statistics.median(values) / N_STEPS[name]

@@ -1,5 +1,6 @@
 """The models of bench/loop.py, and their loops in other libraries."""
 
+import logging
 import os
 import warnings
 
@@ -109,6 +110,7 @@ def lightning_fit(name, n_steps):
         import torch
     except ImportError:
         return None
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     nn_ = torch.nn
     if name == "mlp":
         body = [nn_.Flatten(), nn_.Linear(784, 64), nn_.ReLU(), nn_.Linear(64, 10)]
