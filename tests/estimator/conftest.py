@@ -5,7 +5,6 @@ import pytest
 from tekoa.estimator import cli
 
 SMALL = [
-    "--train_pattern=digits://split=train",
     "--train_batch_size=64",
     "--max_train_steps=25",
     "--check_every_steps=10",
