@@ -11,25 +11,28 @@ def opened(*flags):
 
 
 def test_seed_is_drawn_once_and_kept(tmp_path):
-    first = run.start_training(opened(f"--model_dir={tmp_path}"))
-    assert run.start_training(opened(f"--model_dir={tmp_path}")) == first
-    assert run.start_training(opened(f"--model_dir={tmp_path}", "--random_seed=5")) == 5
-    assert run.read_facts(tmp_path)["random_seed"] == 5
+    current = opened(f"--model_dir={tmp_path}")
+    first = run.choose_seed(current)
+    run.start_training(current, first)
+    assert run.choose_seed(current) == first
+    # A start that may still be refused changes nothing.
+    assert run.choose_seed(opened(f"--model_dir={tmp_path}", "--random_seed=5")) == 5
+    assert run.read_facts(tmp_path)["random_seed"] == first
 
 
 def test_end_mark_is_taken_back_by_a_new_start(tmp_path):
     current = opened(f"--model_dir={tmp_path}")
-    run.start_training(current)
+    run.start_training(current, 1)
     assert run.last_step(tmp_path) is None
     run.end_training(current, 7)
     assert run.last_step(tmp_path) == 7
-    run.start_training(current)
+    run.start_training(current, 1)
     assert run.last_step(tmp_path) is None
 
 
 def test_settings_are_those_of_the_command(tmp_path):
     current = opened(f"--model_dir={tmp_path}", "--module_config.warmup=5")
-    run.start_training(current)
+    run.start_training(current, 1)
     assert json.loads((tmp_path / "run.json").read_text())["settings"]["warmup"] == 5
 
 
@@ -41,7 +44,7 @@ def test_a_relative_directory_is_made_absolute(tmp_path, monkeypatch):
 def test_a_directory_that_cannot_be_made_is_a_mistake(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(config.UsageError, match="cannot be written"):
-        run.start_training(opened(f"--model_dir={tmp_path}/file/run"))
+        run.choose_seed(opened(f"--model_dir={tmp_path}/file/run"))
 
 
 def test_config_may_come_from_another_file(tmp_path):

@@ -52,7 +52,7 @@ def run_train(config: RunConfig) -> int:
     """Trains a model; gives the exit code."""
     run = runs.open_run(config)
     program = ShortProgram(run)
-    seed = runs.start_training(run)
+    seed = runs.choose_seed(run)
     config = run.config
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
         batches = program.train_batches(seed)
@@ -75,6 +75,7 @@ def run_train(config: RunConfig) -> int:
         last = None
         keeper = files.CheckpointFileWriter(run.model_dir, keep=config.max_ckpt)
         stack.enter_context(contextlib.closing(keeper))
+        runs.start_training(run, seed)
         process = base.serial(*_stages(run, validation, loop.n_steps, stack), keeper)
         if loop.step == 0:
             process(loop.checkpoint())

@@ -65,27 +65,37 @@ def _defaults(module: types.ModuleType, config: RunConfig) -> dict[str, Any]:
     return getattr(module, "ALWAYS" if names_data else "DEFAULTS", {})
 
 
-def start_training(run: Run) -> int:
-    """Makes the directory, writes `run.json`, and gives the seed.
+def choose_seed(run: Run) -> int:
+    """Makes the directory and gives the seed: the one given, that of the run so far, or a new one.
 
-    The seed is the one given, or that of the run so far, or a new one.
+    Raises:
+        UsageError: If the directory cannot be made.
+    """
+    try:
+        run.model_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--model_dir={run.model_dir} cannot be written: {error}.") from None
+    seed = run.config.random_seed
+    if seed is None:
+        seed = read_facts(run.model_dir).get("random_seed")
+    return random.SystemRandom().randrange(2**31) if seed is None else seed
+
+
+def start_training(run: Run, seed: int) -> None:
+    """Writes `run.json` and takes the end mark back.
+
+    To be called once nothing can refuse the start any more: a second trainer, or one with
+    another seed, must not change what belongs to the run.
 
     Raises:
         UsageError: If the directory cannot be written.
     """
-    path = run.model_dir / RUN_FILE
     try:
-        run.model_dir.mkdir(parents=True, exist_ok=True)
-        seed = run.config.random_seed
-        if seed is None:
-            seed = read_facts(run.model_dir).get("random_seed")
-        if seed is None:
-            seed = random.SystemRandom().randrange(2**31)
         (run.model_dir / END_FILE).unlink(missing_ok=True)
-        files.replace(path, json.dumps(_facts(run, seed), indent=1, default=str).encode())
+        text = json.dumps(_facts(run, seed), indent=1, default=str)
+        files.replace(run.model_dir / RUN_FILE, text.encode())
     except OSError as error:
         raise UsageError(f"--model_dir={run.model_dir} cannot be written: {error}.") from None
-    return seed
 
 
 def end_training(run: Run, step: int) -> None:
