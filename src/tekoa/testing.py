@@ -113,26 +113,47 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 
 def check_resume(
-    make_loop: Callable[[Callable[[Any], Any]], "TrainLoop"],
+    make_loop: Callable[[Callable[[Any], Any]], "TrainLoop"] | str,
     *,
     n_steps: int | None = None,
     at: int | None = None,
+    n_kills: int | None = None,
 ) -> None:
     """Fails unless a resumed run gives the bits of one that was not interrupted.
 
     Trains to the end, then once more from a checkpoint in the middle, and compares the
-    losses on the way, the last state and the position in the data.
+    losses on the way, the last state and the position in the data. Then does it with real
+    processes, checkpoints on disk, SIGKILL and SIGTERM at random moments, and compares
+    every leaf of the state at every checkpoint (`tekoa.resume_check.check_kills`).
 
     Args:
         make_loop: `make_loop(reader) -> TrainLoop(init=reader(model), ...)`: makes the loop
-            and its data anew, with its model passed through the function it is given.
+            and its data anew, with its model passed through the function it is given. Its
+            name, 'module:function' or 'file.py:function', leaves out the first part.
         n_steps: Steps in total; those of the loop by default.
         at: The step to resume from, one at which the loop yields; near the middle by default.
+        n_kills: How often a process is killed; 4 by default, or 0 for a function that a
+            new process cannot import, such as a lambda.
 
     Raises:
-        AssertionError: It names the step, the leaf and both values.
-        ValueError: If there is no checkpoint before the end to resume from.
+        AssertionError: It names the step and the leaf.
+        RuntimeError: If a process fails by itself.
+        ValueError: If there is no checkpoint before the end to resume from, or kills are
+            asked for and a new process cannot import the function.
     """
+    from tekoa import resume_check
+
+    if not isinstance(make_loop, str):
+        _check_here(make_loop, n_steps, at)
+    if n_kills is None:
+        n_kills = 4 if resume_check.import_path(make_loop) else 0
+    if n_kills:
+        resume_check.check_kills(make_loop, n_kills=n_kills, n_steps=n_steps)
+
+
+def _check_here(
+    make_loop: Callable[[Callable[[Any], Any]], "TrainLoop"], n_steps: int | None, at: int | None
+) -> None:
     loop = make_loop(lambda target: target)
     n_steps = loop.n_steps if n_steps is None else n_steps
     if n_steps is None:

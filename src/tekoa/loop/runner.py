@@ -46,6 +46,7 @@ class Runner:
     Attributes:
         step: Completed steps, counted on the host: reading it off the state would wait.
         is_exhausted: Whether the data has ended.
+        stop_flag: May be set later too.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Runner:
         self._now: list[tuple[Leaves, Outputs]] = [(form.leaves(state), [])]
         self._is_held = False
         self._form = form
-        self._feed, self._place, self._stop_flag = feed, place, stop_flag
+        self._feed, self._place, self.stop_flag = feed, place, stop_flag
         self._dispatcher, self._last = dispatcher, last
         self._queue: list[Any] = []
         self.step = int(state.step)
@@ -99,7 +100,7 @@ class Runner:
 
     def should_stop(self) -> bool:
         """Whether someone has set the flag."""
-        return self._stop_flag is not None and self._stop_flag.is_set()
+        return self.stop_flag is not None and self.stop_flag.is_set()
 
     def advance(self, target: int) -> Stretch | None:
         """Runs up to `target`, less if the data ends or a stop is asked for.

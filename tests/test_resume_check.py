@@ -1,0 +1,104 @@
+import json
+import math
+import textwrap
+
+import pytest
+
+from tekoa import resume_check, resume_run, testing
+
+
+def some_function(reader):
+    return reader
+
+
+MODULE = """
+    import jax.numpy as jnp, numpy as np, optax
+    from tekoa import TrainLoop, TrainTask
+
+    DATA = [(np.full((4, 2), i % 5, np.float32), np.full(4, i, np.float32)) for i in range(40)]
+
+    def make(reader, data):
+        task = TrainTask(
+            apply=lambda params, x: x @ params["w"],
+            optimizer=optax.adam(0.1),
+            loss=lambda out, y: jnp.mean((out - y) ** 2),
+            data=data,
+        )
+        init = {"w": np.ones(2, np.float32)}
+        return TrainLoop(reader(init), task, n_steps_per_checkpoint=4, n_steps=40)
+
+    def exact(reader):
+        return make(reader, DATA)
+
+    def forgetful(reader):
+        return make(reader, iter(DATA))
+
+    def failing(reader):
+        raise RuntimeError("the user's own mistake")
+"""
+
+
+@pytest.fixture
+def module(tmp_path):
+    path = tmp_path / "my_model.py"
+    path.write_text(textwrap.dedent(MODULE))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("function", "path"),
+    [
+        ("my_module:make_loop", "my_module:make_loop"),
+        (textwrap.dedent, "textwrap:dedent"),
+        (lambda reader: reader, None),
+        (math.sqrt, None),
+    ],
+)
+def test_a_name_for_what_a_new_process_can_import(function, path):
+    assert resume_check.import_path(function) == path
+
+
+def test_a_function_of_a_file_is_found_again():
+    path = resume_check.import_path(some_function)
+    assert resume_run.import_function(path).__code__ == some_function.__code__
+
+
+def test_a_local_function_is_refused_for_processes():
+    def local(reader):
+        return reader
+
+    with pytest.raises(ValueError, match="top level of a module or file"):
+        resume_check.check_kills(local)
+
+
+def test_the_first_difference_is_named():
+    same = {"w": "1", "v": "2"}
+    expected = {4: same, 8: same, 12: same}
+    found = {8: same, 10: {"w": "9", "v": "9"}, 12: {"w": "1", "v": "3"}}
+    with pytest.raises(AssertionError, match=r"from step 8 differs at step 12\. Leaf 'v'"):
+        resume_check._compare(expected, found, 8)
+
+
+def test_notes_cut_short_are_passed_over(tmp_path):
+    line = json.dumps({"step": 2, "start": 0, "digests": {"w": "1"}})
+    (tmp_path / "notes").write_text(f"\n{line}\n{line[:9]}\n{line}\n")
+    assert [found["step"] for found in resume_check._lines(tmp_path / "notes")] == [2, 2]
+    assert list(resume_check._lines(tmp_path / "none")) == []
+
+
+@pytest.mark.slow
+def test_a_loop_that_resumes_exactly_passes(module):
+    found = resume_check.check_kills(f"{module}:exact", n_kills=2)
+    assert (found.n_killed, found.n_stopped, len(found.resumed_from)) == (1, 1, 3)
+
+
+@pytest.mark.slow
+def test_data_without_a_position_is_found_out_with_step_and_leaf(module):
+    with pytest.raises(AssertionError, match=r"resumed from step \d+ differs at step \d+\. Leaf '"):
+        testing.check_resume(f"{module}:forgetful", n_kills=3)
+
+
+@pytest.mark.slow
+def test_what_the_function_raises_is_told(module):
+    with pytest.raises(RuntimeError, match="the user's own mistake"):
+        testing.check_resume(f"{module}:failing")
