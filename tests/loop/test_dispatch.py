@@ -1,4 +1,4 @@
-import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -49,28 +49,37 @@ def test_when_to_measure_depends_on_numbers_of_steps_alone(early):
     assert not make(1).is_choice_due(5000, 100)
 
 
-def slow_when(is_slow, seconds):
-    """Makes a jit whose programs wait, some of them longer."""
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only programs move, and a jit that makes them do so."""
+    fake = types.SimpleNamespace(now=0.0, ran=[])
+    fake.perf_counter = lambda: fake.now
+    monkeypatch.setattr(dispatch, "time", fake)
 
-    def jit(fn):
-        compiled = jax.jit(fn)
+    def jit_with(seconds):
+        def jit(fn):
+            compiled = jax.jit(fn)
 
-        def run(leaves, batch):
-            time.sleep(seconds if is_slow(fn.__name__) else 1e-4)
-            return compiled(leaves, batch)
+            def run(leaves, batch):
+                fake.ran.append(fn.__name__)
+                fake.now += seconds[fn.__name__]
+                return compiled(leaves, batch)
 
-        return run
+            return run
 
-    return jit
+        return jit
+
+    fake.jit_with = jit_with
+    return fake
 
 
 @pytest.mark.parametrize(
-    ("slow", "seconds", "n"),
-    [("step", 1e-3, 8), ("many", 3e-2, 1), ("step", 5e-3, 1)],
-    ids=["dispatch dominates", "a scan is slow", "steps are long"],
+    ("one", "many", "n"),
+    [(1e-3, 2e-3, 8), (1e-3, 7.9e-3, 1), (1e-3, 0.2, 1), (1e-3, 2.0, 1), (2e-3, 1e-9, 1)],
+    ids=["dispatch dominates", "no clear gain", "a scan is slow", "very slow", "steps are long"],
 )
-def test_the_faster_way_is_taken_and_said(slow, seconds, n):
-    chosen = make(jit=slow_when(lambda name: name == slow, seconds))
+def test_the_faster_way_is_taken_and_said(clock, one, many, n):
+    chosen = make(jit=clock.jit_with({"step": one, "many": many}))
     leaves = [jnp.zeros(()), jnp.zeros((), jnp.int32)]
     said = chosen.choose(leaves, np.ones(3, np.float32))
     assert chosen.n_together == n
@@ -78,19 +87,10 @@ def test_the_faster_way_is_taken_and_said(slow, seconds, n):
     assert float(leaves[0]) == 0.0  # Measured on copies.
 
 
-def test_long_steps_compile_no_second_program():
-    names = []
-
-    def jit(fn):
-        def run(leaves, batch):
-            names.append(fn.__name__)
-            time.sleep(2e-3)
-            return leaves, [batch]
-
-        return run
-
-    make(jit=jit).choose([jnp.zeros(())], np.ones(3, np.float32))
-    assert set(names) == {"step"}
+def test_long_steps_compile_no_second_program(clock):
+    chosen = make(jit=clock.jit_with({"step": 2e-3, "many": 0.0}))
+    chosen.choose([jnp.zeros(()), jnp.zeros((), jnp.int32)], np.ones(3, np.float32))
+    assert set(clock.ran) == {"step"}
 
 
 def test_the_choice_is_made_at_the_same_step_and_is_saved(line, early, capsys):

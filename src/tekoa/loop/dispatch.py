@@ -86,7 +86,7 @@ class Dispatcher:
         group = [batch] * _N_TOGETHER
         self._seconds(leaves, group)  # Compiles.
         ratios = []
-        while len(ratios) < _N_ROUNDS and not (ratios and ratios[0] > 2):
+        while len(ratios) < _N_ROUNDS and not (len(ratios) > 1 and min(ratios) > 2):
             ratios.append(self._seconds(leaves, group) / self._seconds(leaves, [batch]))
         gain = statistics.median(ratios)
         self.n_together = _N_TOGETHER if gain < _GAIN else 1
