@@ -129,12 +129,13 @@ def _disturb(
     last = max(expected)
     resumed_from, lost = [], 0
     for i, kind in enumerate(kinds):
-        start = run.newest()
+        start, n_before = run.newest(), len(run.steps_noted())
         # Spread over what is left, so that the last kill too finds something to disturb.
         aim = chance.uniform(start, start + (last - start) / (len(kinds) - i))
         run.go_on(kind, aim=int(aim), chance=chance.random())
         resumed_from.append(start)
-        reached = max(run.notes(), default=0)
+        # An earlier process may have gone further before it was killed.
+        reached = max(start, *run.steps_noted()[n_before:], 0)
         if kind != signal.SIGKILL and reached > run.newest():
             raise AssertionError(
                 f"Stopped by {kind.name} at step {reached}, but step {run.newest()} is the last "
@@ -191,6 +192,10 @@ class _Run:
 
     def newest(self) -> int:
         return max(names.list_steps(self.directory), default=0)
+
+    def steps_noted(self) -> list[int]:
+        """The steps of all checkpoints of all processes, in the order they came."""
+        return [line["step"] for line in _lines(self.directory / "notes")]
 
     def notes(self) -> dict[int, dict[str, str]]:
         """What was noted down by step; a step run twice must have given the same."""
