@@ -201,7 +201,13 @@ def test_bad_numbers_never_reach_the_disk(tekoa, figure, tmp_path, action):
     assert f"Goes on from step {first_bad - 1}." in command.said()
 
 
-def test_a_changed_seed_is_refused_by_the_command(tekoa, undisturbed):
-    command = tekoa("train", "--random_seed=5", "--max_train_steps=70", directory=undisturbed)
+def test_a_changed_seed_is_refused_unless_it_is_allowed(tekoa, undisturbed):
+    flags = ["train", "--random_seed=5", "--max_train_steps=70"]
+    facts = (undisturbed / "run.json").read_text()
+    command = tekoa(*flags, directory=undisturbed)
     assert command.end()[0] == 2
     assert "seed was 4, is 5" in command.said()
+    assert (undisturbed / "run.json").read_text() == facts
+    command = tekoa(*flags, "--allow_data_changes", directory=undisturbed)
+    assert command.end()[0] == 0, command.said()
+    assert newest(undisturbed) == 70

@@ -55,6 +55,9 @@ class RunConfig:
     num_pred_examples: int = _flag(-1, "how many to take; -1: all")
     train_shuffle_buf: int | None = _flag(None, "shuffle; None keeps the order")
     train_consecutive: int | None = _flag(None, "every n batches are consecutive")
+    allow_data_changes: bool = _flag(
+        False, "go on though source, seed or batch size are not those of the run so far"
+    )
     train_load_step: bool = _flag(False, "take the step too when starting from a checkpoint")
     check_every_steps: int = _flag(1000, "checkpoint, metrics and validation every n steps")
     max_ckpt: int = _flag(10, "how many of those checkpoints to keep")

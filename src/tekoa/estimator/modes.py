@@ -76,7 +76,8 @@ def run_train(config: RunConfig) -> int:
         keeper = files.CheckpointFileWriter(run.model_dir, keep=config.max_ckpt)
         stack.enter_context(contextlib.closing(keeper))
         runs.start_training(run, seed)
-        process = base.serial(*_stages(run, validation, loop.n_steps, stack), keeper)
+        stages = _stages(run, _unless_stopping(validation, run, stop_flag), loop.n_steps, stack)
+        process = base.serial(*stages, keeper)
         if loop.step == 0:
             process(loop.checkpoint())
         try:
@@ -154,9 +155,24 @@ def show_metrics(config: RunConfig, step: int, found: dict[str, float]) -> None:
         print(f"{name} at step {step}: {value:.6g}")
 
 
+def _unless_stopping(
+    validation: Callable[[Checkpoint], Summary] | None, run: runs.Run, stop_flag: signals.StopFlag
+) -> base.Stage | None:
+    """Leaves a validation out that no undisturbed run would make: whoever stops us waits."""
+    if validation is None:
+        return None
+    every = run.config.check_every_steps
+
+    def process(checkpoint: Checkpoint) -> Checkpoint:
+        is_between = checkpoint.step % every != 0
+        return checkpoint if is_between and stop_flag.is_set() else validation(checkpoint)
+
+    return process
+
+
 def _stages(
     run: runs.Run,
-    validation: Callable[[Checkpoint], Summary] | None,
+    validation: base.Stage | None,
     n_steps: int | None,
     stack: contextlib.ExitStack,
 ) -> Iterator[base.Stage]:
