@@ -42,7 +42,9 @@ class ShortProgram:
             epochs=config.train_epochs,
             consecutive=config.train_consecutive,
         )
-        return _WithFirst(stream, config.train_consecutive or 0)
+        return _WithFirst(
+            stream, config.train_consecutive or 0, allow_changes=config.allow_data_changes
+        )
 
     def train_loop(self, init: Callable[[Any], Any], **options: Any) -> train.TrainLoop:
         """The loop over those batches; `init` wraps the model in a reader of checkpoints."""
@@ -183,10 +185,12 @@ class _WithFirst:
     Args:
         stream: Batches of a source.
         n_consecutive: Length of a run; 0: every batch stands alone and nothing is said.
+        allow_changes: As `Batches.restore` takes it.
     """
 
-    def __init__(self, stream: data.Batches, n_consecutive: float):
+    def __init__(self, stream: data.Batches, n_consecutive: float, *, allow_changes: bool = False):
         self._stream, self._n_consecutive = stream, n_consecutive
+        self._allow_changes = allow_changes
         self._next = 0
 
     @property
@@ -208,8 +212,9 @@ class _WithFirst:
         return {"next": self._next, "batches": self._stream.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._stream.restore(state["batches"])
-        self._next = state["next"]
+        self._stream.restore(state["batches"], allow_changes=self._allow_changes)
+        # Of another size, they go on at another number.
+        self._next = self._stream.state()["batch"]
 
 
 def _loss_metric(experiment: modules.Experiment) -> Callable[..., Any]:
