@@ -115,9 +115,7 @@ def measure(dtype: str, n_rounds: int) -> None:
     runs["classic adam"] = classic_stepper(classic.adam(1e-3), params, grads)
     runs["pass"] = plain_pass(params, grads)
     seconds = timing.interleave(runs, n_rounds=n_rounds)
-    slots = {
-        name: trees.n_bytes(jax.eval_shape(tx.init, params)) for name, tx in made.items()
-    }
+    slots = {name: trees.n_bytes(jax.eval_shape(tx.init, params)) for name, tx in made.items()}
     print(f"\n{dtype}, {trees.n_elements(params) / 1e6:.1f} M parameters, {n_rounds} rounds")
     print(f"{'':24}{'ms':>8}{'/adamw':>9}{'/adam':>9}{'/pass':>9}{'slots/adamw':>13}")
     for name in runs:
