@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from tekoa.loop.triggers import EverySeconds as EverySeconds
     from tekoa.loop.triggers import EverySteps as EverySteps
     from tekoa.optim.amos import amos as amos
-    from tekoa.store.loading import load as load_checkpoint
+    from tekoa.optim.scale import amos_for as amos_for
+    from tekoa.optim.scale import scales as scales
+    from tekoa.store.loading import load as load_checkpoint  # noqa: F401
 
 __version__ = "0.1.0"
 
@@ -89,12 +91,13 @@ _HOMES = {
     "loop.train": ["TrainLoop"],
     "loop.triggers": ["AtSteps", "EverySeconds", "EverySteps"],
     "optim.amos": ["amos"],
+    "optim.scale": ["amos_for", "scales"],
     "store.loading": ["load_checkpoint"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _RENAMED = {"load_checkpoint": "load"}
 
-__all__ = [*_MODULES, *_HOME_OF]
+__all__ = [*_MODULES, *_HOME_OF]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

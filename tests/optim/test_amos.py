@@ -149,7 +149,9 @@ def test_leaves_without_gradient_are_left_alone():
             ["'w'", "(3,)", "(2,)"],
         ),
         (
-            lambda: amos_lib.amos(0.1, lambda n, s: 1.0, lambda n, s: (3,)).init({"w": jnp.ones(2)}),
+            lambda: amos_lib.amos(0.1, lambda n, s: 1.0, lambda n, s: (3,)).init(
+                {"w": jnp.ones(2)}
+            ),
             ["'w'", "(3,)", "(2,)"],
         ),
         (
