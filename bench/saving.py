@@ -20,7 +20,7 @@ import timing
 
 import tekoa
 
-EVERY, N_STEPS = 100, 200
+EVERY, N_STEPS = 100, 600
 
 
 def training():
