@@ -49,6 +49,7 @@ MISTAKES = {
     "setting of the wrong type": (["train", "mnist", "--module_config.warmup=x"], "warmup"),
     "wrong precision": (["train", "mnist", "--precision=half"], "precision"),
     "directory not writable": (["train", "mnist", "--model_dir=/proc/run"], "/proc/run"),
+    "start from elsewhere": (["train", "mnist", "--checkpoint_path=x"], "--checkpoint_path"),
     "nothing to predict": (["predict", "mnist"], "--pred_pattern"),
     "nothing to do": (["--model_dir=x"], "--train_pattern"),
     "inspect nothing": (["inspect", "no_such_dir"], "no_such_dir"),

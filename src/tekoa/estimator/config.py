@@ -31,13 +31,14 @@ class RunConfig:
     module_imp: str | None = _flag(None, "the model: a bundled name, a module or a .py file")
     module_config: str | None = _flag(None, "file with get_config; the model's own by default")
     model_dir: str | None = _flag(None, "directory of the run")
-    checkpoint_path: str | None = _flag(None, "start from this checkpoint, of any format")
+    checkpoint_path: str | None = _flag(
+        None, "the checkpoint to evaluate or predict with, of any format"
+    )
     mode: str | None = _flag(
         None,
         "train, eval_once, eval_wait or predict; else by the flags",
         choices=("train", "eval_once", "eval_wait", "predict"),
     )
-    dry_run: bool = _flag(False, "compile and run the data pipeline only")
     max_train_steps: int | None = _flag(None, "where training ends")
     train_epochs: int | None = _flag(None, "passes over the data; None: repeat for ever")
     random_seed: int | None = _flag(None, "drawn once and stored with the run if not given")
@@ -58,12 +59,11 @@ class RunConfig:
     allow_data_changes: bool = _flag(
         False, "go on though source, seed or batch size are not those of the run so far"
     )
-    train_load_step: bool = _flag(False, "take the step too when starting from a checkpoint")
     check_every_steps: int = _flag(1000, "checkpoint, metrics and validation every n steps")
     max_ckpt: int = _flag(10, "how many of those checkpoints to keep")
     save_every_steps: int | None = _flag(None, "keep a copy under model_dir/save every n steps")
     max_save: int = _flag(3, "how many best checkpoints to keep per metric")
-    profiler_port: int | None = _flag(None, "profiler server while training")
+    profiler_port: int | None = _flag(None, "port of a profiler server while training")
     eval_label: str = _flag("eval", "sub-directory and TensorBoard label of this evaluator")
     check_ckpt_every_secs: int = _flag(60, "how often eval_wait looks for checkpoints")
     save_high: tuple[str, ...] = _flag((), "metrics whose highest checkpoints are kept")

@@ -54,6 +54,10 @@ def run_train(config: RunConfig) -> int:
     program = ShortProgram(run)
     seed = runs.choose_seed(run)
     config = run.config
+    if config.checkpoint_path is not None:
+        raise UsageError("--checkpoint_path is for eval and predict, not for training.")
+    if config.profiler_port is not None:
+        jax.profiler.start_server(config.profiler_port)
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
         batches = program.train_batches(seed)
         loop = program.train_loop(
