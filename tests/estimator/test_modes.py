@@ -134,3 +134,11 @@ def test_scales_are_shown_for_every_parameter(capsys):
         f"{a}/{b}" for a in ["Conv_0", "Conv_1", "Dense_0", "Dense_1"] for b in ["bias", "kernel"]
     ]
     assert names_shown[: len(expected)] == expected
+
+
+def test_a_run_that_has_gone_further_is_left_as_it_is(trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "run")
+    flags = ["--train_batch_size=64", "--max_train_steps=12", "--random_seed=3", "--noprogress"]
+    assert cli.main(["train", "mnist", f"--model_dir={tmp_path / 'run'}", *flags]) == 0
+    assert "Nothing is left to train: 25 steps are done" in capsys.readouterr().out
+    assert names.list_steps(tmp_path / "run") == [0, 10, 20, 25]

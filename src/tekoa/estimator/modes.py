@@ -84,8 +84,10 @@ def run_train(config: RunConfig) -> int:
         process = base.serial(*stages, keeper)
         if loop.step == 0:
             process(loop.checkpoint())
+        # An earlier run may have been told to go further than this one.
+        is_left = loop.n_steps is None or loop.step < loop.n_steps
         try:
-            for checkpoint in loop:
+            for checkpoint in loop if is_left else ():
                 last = process(checkpoint)
         except guard.NonFiniteError:
             keeper(loop.checkpoint())
