@@ -1,5 +1,7 @@
 """A12, A13: one writer per directory, and a replaced writer cannot come back."""
 
+import fcntl
+import os
 import signal
 import time
 
@@ -8,6 +10,25 @@ from tekoa.store import lease, names
 
 def contents(directory):
     return {str(p.relative_to(directory)): p.stat().st_mtime_ns for p in directory.rglob("*")}
+
+
+def stop_between_changes(process, directory):
+    """Stops a writer where it does not hold the lock of a change.
+
+    In the middle of one its lease cannot be broken: who tries is told to wait.
+    """
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.003)
+        finally:
+            os.close(descriptor)
 
 
 def test_second_trainer_refuses_and_the_first_is_unharmed(launch, figure, tmp_path):
@@ -28,8 +49,7 @@ def test_zombie_writer_can_neither_commit_nor_delete(launch, figure, tmp_path):
     first = launch("trainer.py", tmp_path, "--steps", 100000, "--sleep", 0.005, "--keep", 2)
     for _ in range(6):
         first.read()
-    first.popen.send_signal(signal.SIGSTOP)
-    time.sleep(0.1)
+    stop_between_changes(first.popen, tmp_path)
     assert lease.break_lease(tmp_path)
     second = launch("trainer.py", tmp_path, "--steps", 20, "--keep", 3, "--end", "just_end")
     assert second.end(20)[0] == 0
