@@ -14,7 +14,7 @@ from tekoa.core import guard
 from tekoa.estimator import restore, watch
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
-from tekoa.estimator.short import ShortProgram
+from tekoa.estimator.program import program_of
 from tekoa.extensions import base, files, progress, tensorboard
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.triggers import EverySteps
@@ -51,7 +51,7 @@ def choose_mode(config: RunConfig) -> str:
 def run_train(config: RunConfig) -> int:
     """Trains a model; gives the exit code."""
     run = runs.open_run(config)
-    program = ShortProgram(run)
+    program = program_of(run)
     seed = runs.choose_seed(run)
     config = run.config
     if config.checkpoint_path is not None:
@@ -103,7 +103,7 @@ def run_train(config: RunConfig) -> int:
 def run_eval_once(config: RunConfig) -> int:
     """Evaluates one checkpoint and prints its metrics; gives the exit code."""
     run = runs.open_run(config)
-    program = ShortProgram(run)
+    program = program_of(run)
     program.check_data("eval")
     path = restore.find_step(run.model_dir, run.config.checkpoint_path)
     with signals.stop_flag() as stop_flag:
@@ -116,7 +116,7 @@ def run_eval_wait(config: RunConfig) -> int:
     """Evaluates every checkpoint of a training as it comes; gives the exit code."""
     run = runs.open_run(config)
     with signals.stop_flag() as stop_flag:
-        watcher = watch.Watcher(run, ShortProgram(run).evaluation(), stop_flag)
+        watcher = watch.Watcher(run, program_of(run).evaluation(), stop_flag)
         with contextlib.suppress(InterruptedError):
             watcher.run(lambda step, found: show_metrics(run.config, step, found))
     return signals.EXIT_STOPPED if stop_flag.is_set() else 0
@@ -125,7 +125,7 @@ def run_eval_wait(config: RunConfig) -> int:
 def run_predict(config: RunConfig) -> int:
     """Writes one line per example; gives the exit code."""
     run = runs.open_run(config)
-    program = ShortProgram(run)
+    program = program_of(run)
     program.check_data("pred")
     path = restore.find_step(run.model_dir, run.config.checkpoint_path)
     with signals.stop_flag() as stop_flag, _opened(run.config.pred_output) as out:
@@ -136,7 +136,7 @@ def run_predict(config: RunConfig) -> int:
 
 def run_scales(config: RunConfig) -> int:
     """Prints the table of Amos scales; gives the exit code."""
-    print(ShortProgram(runs.open_run(config)).scales())
+    print(program_of(runs.open_run(config)).scales())
     return 0
 
 

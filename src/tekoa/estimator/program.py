@@ -1,0 +1,47 @@
+"""What the modes need of a model file, whichever of its two forms it has."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from tekoa.core.model import ModelFns
+from tekoa.estimator.run import Run
+from tekoa.estimator.short import Kind, ShortProgram
+from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.train import TrainLoop
+
+
+class Program(Protocol):
+    """A model file, ready for the loops."""
+
+    def check_data(self, kind: Kind) -> str:
+        """Gives the pattern of the data that a mode needs."""
+        ...
+
+    def train_batches(self, seed: int) -> Any:
+        """The endless or finite stream of training batches."""
+        ...
+
+    def train_loop(self, init: Callable[[Any], Any], **options: Any) -> TrainLoop:
+        """The loop over those batches; `init` wraps the model in a reader of checkpoints."""
+        ...
+
+    def validation(self, fns: ModelFns) -> Callable[[Checkpoint], Summary] | None:
+        """The stage that validates a checkpoint, where there is data for it."""
+        ...
+
+    def evaluation(self) -> Callable[[str, Any], dict[str, float]]:
+        """Makes `evaluate(path, stop_flag)`, which gives the metrics of a stored step."""
+        ...
+
+    def predictions(self, path: str, stop_flag: Any) -> Iterator[Any]:
+        """Gives one result per example, in order."""
+        ...
+
+    def scales(self) -> Any:
+        """The table of Amos scales, read off the model."""
+        ...
+
+
+def program_of(run: Run) -> Program:
+    """Gives what runs the model of a run."""
+    return ShortProgram(run)
