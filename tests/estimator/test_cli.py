@@ -69,7 +69,7 @@ def test_a_mistake_is_one_message(name, tmp_path, monkeypatch, capsys):
 
 def test_evaluating_an_empty_directory_is_one_message(tmp_path, capsys):
     flags = [f"--model_dir={tmp_path}", "--eval_pattern=digits://split=test"]
-    assert cli.main(["eval", "mnist", *flags]) == 70
+    assert cli.main(["eval", "mnist", *flags]) == cli.EXIT_USAGE
     assert "no checkpoint yet" in capsys.readouterr().err
 
 

@@ -5,6 +5,7 @@ import pytest
 from tekoa import data, store
 from tekoa.bridges import detect
 from tekoa.estimator import restore
+from tekoa.estimator.config import UsageError
 from tekoa.models import mnist
 from tekoa.store import converting, errors
 
@@ -44,5 +45,5 @@ def test_the_step_is_the_one_given_or_the_newest(trained, tmp_path):
     given = str(trained / "checkpoint_10")
     assert restore.find_step(tmp_path, given).name == "checkpoint_10"
     assert restore.find_step(tmp_path, str(trained)).name == "checkpoint_25"
-    with pytest.raises(errors.StoreError, match="no checkpoint yet"):
+    with pytest.raises(UsageError, match="no checkpoint yet"):
         restore.find_step(tmp_path, None)

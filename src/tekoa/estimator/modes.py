@@ -61,7 +61,7 @@ def run_train(config: RunConfig) -> int:
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
         batches = program.train_batches(seed)
         loop = program.train_loop(
-            lambda model: files.CheckpointFileReader(run.model_dir, target=model),
+            lambda model, _: files.CheckpointFileReader(run.model_dir, target=model),
             data=batches,
             n_steps=_n_steps(config, batches),
             n_steps_per_checkpoint=config.check_every_steps,

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import optax
+
 from tekoa.core.model import ModelFns
 from tekoa.estimator.run import Run
 from tekoa.estimator.short import Kind, ShortProgram
 from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.task import StopFlag
 from tekoa.loop.train import TrainLoop
 
 
@@ -21,20 +24,30 @@ class Program(Protocol):
         """The endless or finite stream of training batches."""
         ...
 
-    def train_loop(self, init: Callable[[Any], Any], **options: Any) -> TrainLoop:
-        """The loop over those batches; `init` wraps the model in a reader of checkpoints."""
+    def train_loop(
+        self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
+    ) -> TrainLoop:
+        """The loop over those batches; `init(model, optimizer)` makes a reader of checkpoints."""
         ...
 
-    def validation(self, fns: ModelFns) -> Callable[[Checkpoint], Summary] | None:
-        """The stage that validates a checkpoint, where there is data for it."""
+    def validation(
+        self, fns: ModelFns, stop_flag: StopFlag | None = None
+    ) -> Callable[[Checkpoint], Summary] | None:
+        """The stage that validates a checkpoint, where there is data for it.
+
+        Raises `InterruptedError` once the flag is set.
+        """
         ...
 
-    def evaluation(self) -> Callable[[str, Any], dict[str, float]]:
-        """Makes `evaluate(path, stop_flag)`, which gives the metrics of a stored step."""
+    def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
+        """Makes `evaluate(path, stop_flag)`, which gives the metrics of a stored step.
+
+        Without a path the model is as initialised.
+        """
         ...
 
-    def predictions(self, path: str, stop_flag: Any) -> Iterator[Any]:
-        """Gives one result per example, in order."""
+    def predictions(self, path: str | None, stop_flag: Any) -> Iterator[Any]:
+        """Gives one result per example, in order; without a path those of a new model."""
         ...
 
     def scales(self) -> Any:

@@ -10,15 +10,19 @@ import jax.numpy as jnp
 from tekoa.core import objective
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState, healthy
+from tekoa.core.trees import PyTree
+from tekoa.estimator.config import UsageError
 from tekoa.loop.checkpoint import Summary
-from tekoa.store import errors, restoring, steps, walkback
+from tekoa.store import names, restoring, steps, walkback
 
 
-def for_evaluation(path: str | os.PathLike[str], fns: ModelFns, inputs: tuple[Any, ...]) -> Summary:
+def for_evaluation(
+    path: str | os.PathLike[str] | None, fns: ModelFns, inputs: tuple[Any, ...]
+) -> Summary:
     """Reads the parameters (the average, where there is one) and variables of a step.
 
     Args:
-        path: The directory of one step, or a T5X file.
+        path: The directory of one step; None leaves the model as initialised.
         fns: The model.
         inputs: Sample inputs.
 
@@ -27,17 +31,13 @@ def for_evaluation(path: str | os.PathLike[str], fns: ModelFns, inputs: tuple[An
     """
     params, variables = fns.init(jax.random.key(0), inputs)
     variables, carry = objective.without_carry(variables)
-    opened = steps.open_step(path)
-    index = opened.index
-    item = "average" if any(name[0] == "average" for name in index.leaves) else "model_params"
-    targets = {item: params}
-    if "model_state" in index.items:
-        targets["model_state"] = variables
-    found = restoring.restore_step(opened, targets).items
+    step = 0
+    if path is not None:
+        step, params, variables = _stored(path, params, variables)
     state = TrainState(
-        step=jnp.asarray(index.step, jnp.int32),
-        params=found[item],
-        variables=found.get("model_state", variables),
+        step=jnp.asarray(step, jnp.int32),
+        params=params,
+        variables=variables,
         opt_state=(),
         average=None,
         carry=carry,
@@ -47,7 +47,7 @@ def for_evaluation(path: str | os.PathLike[str], fns: ModelFns, inputs: tuple[An
     )
     return Summary(
         state=state,
-        step=index.step,
+        step=step,
         loss=jnp.full((), jnp.nan),
         grads=None,
         n_completed_steps=0,
@@ -56,23 +56,46 @@ def for_evaluation(path: str | os.PathLike[str], fns: ModelFns, inputs: tuple[An
     )
 
 
+def _stored(
+    path: str | os.PathLike[str], params: PyTree, variables: PyTree
+) -> tuple[int, Any, Any]:
+    opened = steps.open_step(path)
+    index = opened.index
+    item = "average" if any(name[0] == "average" for name in index.leaves) else "model_params"
+    targets = {item: params}
+    if "model_state" in index.items:
+        targets["model_state"] = variables
+    found = restoring.restore_step(opened, targets).items
+    return index.step, found[item], found.get("model_state", variables)
+
+
 def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.Path:
-    """The step to evaluate or predict with: the one given, or the newest of the directory.
+    """The step to start, evaluate or predict with: the one given, or the directory's newest.
+
+    Args:
+        model_dir: The directory of the run.
+        checkpoint_path: One step, the msgpack file of a T5X step, or a directory of steps.
 
     Raises:
-        errors.StoreError: If there is none.
+        UsageError: If there is none.
+        errors.NothingUsableError: If there are steps, and none can be used.
     """
     where = model_dir
     if checkpoint_path is not None:
         where = pathlib.Path(checkpoint_path).expanduser().absolute()
-        where = where.parent if where.is_file() else where
+        if where.is_file() and where.name == names.T5X:
+            where = where.parent
+        if not where.is_dir():
+            kind = "is no checkpoint" if where.exists() else "does not exist"
+            raise UsageError(
+                f"--checkpoint_path={checkpoint_path} {kind}. Give the directory of a step "
+                "(checkpoint_<step>), or one that holds such directories."
+            )
         if steps.is_step(where):
             return where
     found = walkback.newest_usable(where, _checked)
     if found is None:
-        raise errors.StoreError(
-            f"{where} has no checkpoint yet. Train first, or give --checkpoint_path."
-        )
+        raise UsageError(f"{where} has no checkpoint yet. Train first, or give --checkpoint_path.")
     return found.value
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+import optax
 
 from tekoa import data
 from tekoa.bridges import detect
@@ -46,13 +47,16 @@ class ShortProgram:
             stream, config.train_consecutive or 0, allow_changes=config.allow_data_changes
         )
 
-    def train_loop(self, init: Callable[[Any], Any], **options: Any) -> train.TrainLoop:
-        """The loop over those batches; `init` wraps the model in a reader of checkpoints."""
+    def train_loop(
+        self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
+    ) -> train.TrainLoop:
+        """The loop over those batches; `init(model, optimizer)` makes a reader of checkpoints."""
         experiment = self._experiment("train")
+        optimizer = experiment.make_optimizer()
         return train.TrainLoop(
-            init(experiment.model),
+            init(experiment.model, optimizer),
             task.TrainTask(
-                optimizer=experiment.make_optimizer(),
+                optimizer=optimizer,
                 loss=experiment.loss,
                 data=options.pop("data"),
                 split=experiment.split,
@@ -60,16 +64,18 @@ class ShortProgram:
             **options,
         )
 
-    def validation(self, fns: ModelFns) -> Callable[[Checkpoint], Summary] | None:
+    def validation(
+        self, fns: ModelFns, stop_flag: task.StopFlag | None = None
+    ) -> Callable[[Checkpoint], Summary] | None:
         """The stage that validates a checkpoint, where there is data for it."""
         if self._config.valid_pattern is None:
             return None
         experiment = self._experiment("train")
         measures = {"loss": _loss_metric(experiment), **experiment.metrics}
-        found = self._evaluation("valid", experiment, fns, measures)
+        found = self._evaluation("valid", experiment, fns, measures, stop_flag)
         return lambda checkpoint: _as_train_metrics(found(checkpoint), experiment)
 
-    def evaluation(self) -> Callable[[str, Any], dict[str, float]]:
+    def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
         """Makes `evaluate(path, stop_flag)`, which gives the metrics of a stored step."""
         experiment = self._experiment("eval")
         if not experiment.metrics:
@@ -77,14 +83,14 @@ class ShortProgram:
         fns = detect.as_model_fns(experiment.model)
         sample = experiment.split(next(iter(self._passes("eval"))))[0]
 
-        def run(path: str, stop_flag: Any) -> dict[str, float]:
+        def run(path: str | None, stop_flag: Any) -> dict[str, float]:
             checkpoint = restore.for_evaluation(path, fns, sample)
             loop = self._evaluation("eval", experiment, fns, experiment.metrics, stop_flag)
             return experiment.finished(loop(checkpoint).metrics["eval"])
 
         return run
 
-    def predictions(self, path: str, stop_flag: Any) -> Iterator[Any]:
+    def predictions(self, path: str | None, stop_flag: Any) -> Iterator[Any]:
         """Gives one result per example of `pred_pattern`, in order."""
         experiment = self._experiment("pred")
         if experiment.predict is None:
