@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tekoa import store as store
     from tekoa import testing as testing
     from tekoa.bridges.detect import as_model_fns as as_model_fns
+    from tekoa.bridges.lora import lora as lora
     from tekoa.core.guard import NonFiniteError as NonFiniteError
     from tekoa.core.metrics import Mean as Mean
     from tekoa.core.model import ModelFns as ModelFns
@@ -60,6 +61,7 @@ __version__ = "0.1.0"
 _MODULES = ("combinator", "data", "models", "optim", "random", "store", "testing")
 _HOMES = {
     "bridges.detect": ["as_model_fns"],
+    "bridges.lora": ["lora"],
     "core.guard": ["NonFiniteError"],
     "core.metrics": ["Mean"],
     "core.model": ["ModelFns"],

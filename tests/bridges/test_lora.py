@@ -1,0 +1,248 @@
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import tekoa
+from tekoa.bridges import detect
+from tekoa.bridges.lora import lora
+from tekoa.core import step as steps
+from tekoa.core import trees
+from tekoa.testing import assert_trees_equal
+
+X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+
+
+class LinenModel(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, name="head")(nn.relu(nn.Dense(16, name="body")(x)))
+
+
+class NnxModel(nnx.Module):
+    def __init__(self):
+        self.body = nnx.Linear(8, 16, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(16, 3, rngs=nnx.Rngs(1))
+
+    def __call__(self, x):
+        return self.head(nnx.relu(self.body(x)))
+
+
+class EquinoxModel(eqx.Module):
+    body: eqx.nn.Linear
+    head: eqx.nn.Linear
+
+    def __init__(self):
+        keys = jax.random.split(jax.random.key(0))
+        self.body = eqx.nn.Linear(8, 16, key=keys[0])
+        self.head = eqx.nn.Linear(16, 3, key=keys[1])
+
+    def __call__(self, x):
+        return self.head(jax.nn.relu(self.body(x)))
+
+
+def haiku_model():
+    def forward(x):
+        return hk.Linear(3, name="head")(jax.nn.relu(hk.Linear(16, name="body")(x)))
+
+    return hk.transform(forward)
+
+
+def plain_model():
+    rng = np.random.default_rng(1)
+    params = {
+        "body": [rng.normal(size=(8, 16)).astype(np.float32) / 3, np.zeros(16, np.float32)],
+        "head": [rng.normal(size=(16, 3)).astype(np.float32) / 4, np.zeros(3, np.float32)],
+    }
+
+    def apply(params, x):
+        (w0, b0), (w1, b1) = params["body"], params["head"]
+        return jax.nn.relu(x @ w0 + b0) @ w1 + b1
+
+    return detect.as_model_fns(params, apply)
+
+
+MODELS = {
+    "linen": LinenModel,
+    "nnx": NnxModel,
+    "equinox": EquinoxModel,
+    "haiku": haiku_model,
+    "plain": plain_model,
+}
+
+
+def outputs(fns, params, variables, x=X):
+    return fns.apply(params, variables, (x,), rng=jax.random.key(0), train=False)[0]
+
+
+def test_adapters_start_as_the_model_itself():
+    fns = lora(NnxModel(), rank=2)
+    np.testing.assert_array_equal(outputs(fns, *fns.init(jax.random.key(5), (X,))), NnxModel()(X))
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_base_stays_and_merged_weights_give_the_same_outputs(make, train):
+    model = make()
+    fns = lora(model, rank=2, alpha=3.0)
+    start, variables = fns.init(jax.random.split(jax.random.key(0))[0], (X,))
+    state, losses = train(fns, 100)
+    assert losses[-5] < 0.8 * losses[0]
+    assert_trees_equal(state.variables["frozen"], variables["frozen"])
+    names = trees.flatten_named(state.params)
+    assert {name.rsplit("/", 1)[-1] for name in names} == {"lora_a", "lora_b"}
+    assert trees.n_elements(state.params) == 2 * (8 + 16) + 2 * (16 + 3)
+    assert all(
+        not np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, (start, state.params)))
+    )
+    # Adam: two slots per adapter and a count.
+    assert trees.n_elements(state.opt_state) == 2 * trees.n_elements(state.params) + 1
+    merged = fns.merge(state.params, state.variables)
+    plain = detect.as_model_fns(model)
+    if plain.merge is None:
+        seen = outputs(plain, merged, {})
+    else:
+        seen = jax.vmap(merged)(X) if isinstance(merged, eqx.Module) else merged(X)
+        assert type(merged) is type(model)
+    np.testing.assert_allclose(seen, outputs(fns, state.params, state.variables), atol=1e-6)
+
+
+class Layers(nnx.Module):
+    """One of every layer that has a matrix in it."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(10, 8, rngs=rngs)
+        self.conv = nnx.Conv(8, 6, (3,), rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 6, decode=False, rngs=rngs)
+        self.general = nnx.LinearGeneral((5, 6), (2, 3), axis=(-2, -1), rngs=rngs)
+        self.einsum = nnx.Einsum("bij,ijk->bk", (2, 3, 4), (4,), rngs=rngs)
+        self.norm = nnx.LayerNorm(4, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.attention(self.conv(self.embed(tokens)))
+        return self.norm(self.einsum(self.general(x)))
+
+
+def test_every_kind_of_nnx_layer_is_adapted():
+    tokens = np.arange(20).reshape(4, 5) % 10
+    fns = lora(Layers(), rank=2)
+    tx = optax.adam(1e-2)
+    state = steps.init_state(fns, tx, jax.random.key(0), inputs=(tokens,))
+    adapted = {name.rsplit("/", 1)[0] for name in trees.flatten_named(state.params)}
+    whole = nnx.to_pure_dict(nnx.state(Layers(), nnx.Param))
+    assert adapted == {k for k, v in trees.flatten_named(whole).items() if v.ndim > 1}
+    # A query is (width, heads, each) and its output (heads, each, width).
+    attention = state.params["attention"]
+    assert attention["query"]["kernel"]["lora_a"].shape == (6, 2)
+    assert attention["out"]["kernel"]["lora_b"].shape == (2, 6)
+    step = jax.jit(steps.make_train_step(fns, lambda out: jnp.mean(out**4), tx, split=_alone))
+    for _ in range(3):
+        state, _ = step(state, tokens)
+    merged = fns.merge(state.params, state.variables)
+    assert np.abs(merged(tokens) - Layers()(tokens)).max() > 1e-3
+    seen = fns.apply(state.params, state.variables, (tokens,), rng=state.rng, train=False)[0]
+    np.testing.assert_allclose(merged(tokens), seen, atol=1e-6)
+
+
+def _alone(batch):
+    return (batch,), ()
+
+
+def test_table_tells_what_is_adapted_trained_and_frozen(train):
+    fns = lora(NnxModel(), where={"^head/": "train", "kernel$": "adapt"})
+    state, _ = train(fns, 3)
+    seen = set(trees.flatten_named(state.params))
+    assert seen == {"body/kernel/lora_a", "body/kernel/lora_b", "head/bias", "head/kernel"}
+    assert set(trees.flatten_named(state.variables["frozen"])) == {"body/bias", "body/kernel"}
+    merged = fns.merge(state.params, state.variables)
+    np.testing.assert_array_equal(merged.head.kernel[...], state.params["head"]["kernel"])
+    np.testing.assert_array_equal(merged.body.bias[...], NnxModel().body.bias[...])
+
+
+def test_adapters_are_saved_and_loaded_alone(tmp_path, train):
+    fns = lora(NnxModel())
+    state, _ = train(fns, 5)
+    with tekoa.store.Store(tmp_path) as store:
+        store.save(5, {"model_params": state.params})
+    adapters = tekoa.load_checkpoint(tmp_path)["model_params"]
+    again = lora(NnxModel(), adapters=adapters)
+    params, variables = again.init(jax.random.key(9), (X,))
+    assert_trees_equal(params, state.params)
+    np.testing.assert_array_equal(
+        outputs(again, params, variables), outputs(fns, state.params, state.variables)
+    )
+
+
+def test_base_is_taken_by_name_and_checked():
+    trained = LinenModel().init(jax.random.key(3), X)["params"]
+    fns = lora(LinenModel(), base=jax.tree.map(np.asarray, trained))
+    _, variables = fns.init(jax.random.key(0), (X,))
+    assert_trees_equal(variables["frozen"], trained)
+    wrong = {**trained, "head": {"kernel": np.ones((16, 4)), "bias": trained["head"]["bias"]}}
+    with pytest.raises(ValueError, match=r"\(16, 4\) for 'head/kernel', the model \(16, 3\)"):
+        lora(LinenModel(), base=wrong).init(jax.random.key(0), (X,))
+    with pytest.raises(ValueError, match="`base` and the model differ in the parameters head/bias"):
+        lora(LinenModel(), base={"body": trained["body"]}).init(jax.random.key(0), (X,))
+
+
+def test_bfloat16_computes_lowered_and_learns_in_float32(train):
+    seen = []
+
+    def apply(params, x):
+        seen.append({params["w"].dtype, params["b"].dtype, x.dtype})
+        return x @ params["w"] + params["b"]
+
+    model = detect.as_model_fns({"w": jnp.ones((8, 3)), "b": jnp.zeros(3)}, apply)
+    state, losses = train(lora(model, rank=1), 3, precision="bf16")
+    assert {jnp.dtype("bfloat16")} in seen
+    assert losses[-1] < losses[0]
+    dtypes = {x.dtype.name for x in jax.tree.leaves((state.params, state.variables["frozen"]))}
+    assert dtypes == {"float32"}
+
+
+def test_a_bfloat16_base_has_float32_adapters():
+    base = {"w": jnp.ones((8, 3), jnp.bfloat16)}
+    fns = lora(detect.as_model_fns(base, lambda p, x: x @ p["w"]), rank=1)
+    params, variables = fns.init(jax.random.key(0), (X,))
+    assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float32"}
+    assert fns.merge(params, variables)["w"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 4}, r"rank=4 is too much for parameter 'head/kernel' of shape \(16, 3\)"),
+        ({"where": "kernal$"}, r"'kernal\$' of `where` is found in no name.*body/kernel"),
+        ({"where": "bias$"}, r"'body/bias' of shape \(16,\) has fewer than two axes"),
+        ({"where": {"kernel": "freeze"}}, "Nothing is left to adapt"),
+        ({"adapters": {"body": {}}}, "`adapters` and the model differ in.*body/kernel/lora_a"),
+    ],
+)
+def test_mistakes_that_need_the_model_name_the_weight(options, message):
+    with pytest.raises(ValueError, match=message):
+        lora(NnxModel(), **options).init(jax.random.key(0), (X,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "rank must be a whole number of 1 or more, got 0"),
+        ({"rank": 1.5}, "rank must be"),
+        ({"alpha": 0}, "alpha must be above 0"),
+        ({"where": {"kernel": True}}, r"where\['kernel'\] must be one of"),
+        ({"where": "kernel("}, r"'kernel\(' is not a regular expression"),
+    ],
+)
+def test_mistakes_in_the_call_are_told_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        lora(NnxModel(), **options)
+
+
+def test_a_model_is_not_adapted_twice():
+    with pytest.raises(ValueError, match="adapted twice"):
+        lora(lora(NnxModel())).init(jax.random.key(0), (X,))
