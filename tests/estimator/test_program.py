@@ -12,5 +12,5 @@ def opened(**functions):
 
 
 def test_a_file_with_an_experiment_is_short():
-    found = program.program_of(opened(experiment=lambda settings, facts: None))
+    found = program.program_of(opened(experiment=lambda settings, facts: None), "train")
     assert isinstance(found, ShortProgram)

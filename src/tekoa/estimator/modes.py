@@ -51,7 +51,7 @@ def choose_mode(config: RunConfig) -> str:
 def run_train(config: RunConfig) -> int:
     """Trains a model; gives the exit code."""
     run = runs.open_run(config)
-    program = program_of(run)
+    program = program_of(run, "train")
     seed = runs.choose_seed(run)
     config = run.config
     if config.checkpoint_path is not None:
@@ -75,7 +75,7 @@ def run_train(config: RunConfig) -> int:
             stop_flag=stop_flag,
             stdout=True,
         )
-        validation = program.validation(loop.model_fns)
+        validation = program.validation(loop)
         last = None
         keeper = files.CheckpointFileWriter(run.model_dir, keep=config.max_ckpt)
         stack.enter_context(contextlib.closing(keeper))
@@ -103,7 +103,7 @@ def run_train(config: RunConfig) -> int:
 def run_eval_once(config: RunConfig) -> int:
     """Evaluates one checkpoint and prints its metrics; gives the exit code."""
     run = runs.open_run(config)
-    program = program_of(run)
+    program = program_of(run, "eval_once")
     program.check_data("eval")
     path = restore.find_step(run.model_dir, run.config.checkpoint_path)
     with signals.stop_flag() as stop_flag:
@@ -116,7 +116,7 @@ def run_eval_wait(config: RunConfig) -> int:
     """Evaluates every checkpoint of a training as it comes; gives the exit code."""
     run = runs.open_run(config)
     with signals.stop_flag() as stop_flag:
-        watcher = watch.Watcher(run, program_of(run).evaluation(), stop_flag)
+        watcher = watch.Watcher(run, program_of(run, "eval_wait").evaluation(), stop_flag)
         with contextlib.suppress(InterruptedError):
             watcher.run(lambda step, found: show_metrics(run.config, step, found))
     return signals.EXIT_STOPPED if stop_flag.is_set() else 0
@@ -125,7 +125,7 @@ def run_eval_wait(config: RunConfig) -> int:
 def run_predict(config: RunConfig) -> int:
     """Writes one line per example; gives the exit code."""
     run = runs.open_run(config)
-    program = program_of(run)
+    program = program_of(run, "predict")
     program.check_data("pred")
     path = restore.find_step(run.model_dir, run.config.checkpoint_path)
     with signals.stop_flag() as stop_flag, _opened(run.config.pred_output) as out:
@@ -136,7 +136,7 @@ def run_predict(config: RunConfig) -> int:
 
 def run_scales(config: RunConfig) -> int:
     """Prints the table of Amos scales; gives the exit code."""
-    print(program_of(runs.open_run(config)).scales())
+    print(program_of(runs.open_run(config), "train").scales())
     return 0
 
 

@@ -1,16 +1,17 @@
 """What the modes need of a model file, whichever of its two forms it has."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import optax
 
-from tekoa.core.model import ModelFns
 from tekoa.estimator.run import Run
 from tekoa.estimator.short import Kind, ShortProgram
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.task import StopFlag
 from tekoa.loop.train import TrainLoop
+
+Mode = Literal["train", "eval_once", "eval_wait", "predict"]
 
 
 class Program(Protocol):
@@ -31,7 +32,7 @@ class Program(Protocol):
         ...
 
     def validation(
-        self, fns: ModelFns, stop_flag: StopFlag | None = None
+        self, loop: TrainLoop, stop_flag: StopFlag | None = None
     ) -> Callable[[Checkpoint], Summary] | None:
         """The stage that validates a checkpoint, where there is data for it.
 
@@ -55,6 +56,7 @@ class Program(Protocol):
         ...
 
 
-def program_of(run: Run) -> Program:
-    """Gives what runs the model of a run."""
+def program_of(run: Run, mode: Mode) -> Program:
+    """Gives what runs the model of a run in a mode."""
+    del mode
     return ShortProgram(run)

@@ -65,14 +65,14 @@ class ShortProgram:
         )
 
     def validation(
-        self, fns: ModelFns, stop_flag: task.StopFlag | None = None
+        self, loop: train.TrainLoop, stop_flag: task.StopFlag | None = None
     ) -> Callable[[Checkpoint], Summary] | None:
         """The stage that validates a checkpoint, where there is data for it."""
         if self._config.valid_pattern is None:
             return None
         experiment = self._experiment("train")
         measures = {"loss": _loss_metric(experiment), **experiment.metrics}
-        found = self._evaluation("valid", experiment, fns, measures, stop_flag)
+        found = self._evaluation("valid", experiment, loop.model_fns, measures, stop_flag)
         return lambda checkpoint: _as_train_metrics(found(checkpoint), experiment)
 
     def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
