@@ -41,8 +41,9 @@ def test_a_stretch_tells_what_was_run(run, line):
     stretch = running.advance(4)
     assert (running.step, stretch.n_steps, stretch.has_grads) == (4, 4, True)
     np.testing.assert_array_equal(stretch.batch[0], line.data(10)[3][0])
-    values, n_bad = runner.read(stretch, running.state)
-    assert sorted(values) == ["gradients_l2norm", "loss", "weights_l2norm"]
+    found, n_bad = runner.read(stretch, running.state)
+    assert list(found) == ["train"]
+    assert sorted(found["train"]) == ["gradients_l2norm", "loss", "weights_l2norm"]
     assert n_bad == 0
 
 

@@ -12,6 +12,7 @@ from tekoa.loop.feed import Feed
 from tekoa.loop.flat import FlatStep, Form, Leaves, Outputs
 from tekoa.loop.placement import Placement
 from tekoa.loop.task import StopFlag
+from tekoa.optim import groups
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,16 +163,24 @@ class Runner:
         self._now[:] = map(run, [self._now[0][0]], [batch])
 
 
-def read(stretch: Stretch, state: TrainState) -> tuple[dict[str, float], int]:
-    """Waits for the device; gives the metrics of a stretch and the number of bad steps."""
+def read(stretch: Stretch, state: TrainState) -> tuple[dict[str, dict[str, float]], int]:
+    """Waits for the device; gives the metrics of a stretch and the number of bad steps.
+
+    Metrics are in the group "train"; the learning rates that the optimizer tells, by
+    parameter group, are in "rates".
+    """
     output = stretch.output
-    found, sums, n_bad = jax.device_get(
+    found, sums, rates, n_bad = jax.device_get(
         (
             (output.loss, output.gradients_l2norm, output.weights_l2norm),
             state.sums,
+            groups.current_rates(state.opt_state),
             state.health.n_bad,
         )
     )
     names = ("loss", "gradients_l2norm", "weights_l2norm")
     values = dict(zip(names, map(float, found), strict=True))
-    return {**values, **metrics.compute(sums)}, int(n_bad)
+    told = {"train": {**values, **metrics.compute(sums)}}
+    if rates:
+        told["rates"] = {group: float(rate) for group, rate in rates.items()}
+    return told, int(n_bad)

@@ -18,7 +18,7 @@ from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState
 from tekoa.loop import runner
-from tekoa.loop.checkpoint import Summary
+from tekoa.loop.checkpoint import Metrics, Summary
 from tekoa.loop.dispatch import Dispatcher, StepsPerDispatch
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import Form
@@ -202,7 +202,7 @@ class TrainLoop:
     def checkpoint(self) -> Summary:
         """The present state as a record, without running a step; its loss is NaN."""
         loss = jnp.full((), jnp.nan)
-        return self._record(loss=loss, grads=None, n_steps=0, elapsed_time=0.0, values={})
+        return self._record(loss=loss, grads=None, n_steps=0, elapsed_time=0.0, found={"train": {}})
 
     def stop(self) -> None:
         """Lets an iteration end after the checkpoint it is at."""
@@ -239,12 +239,13 @@ class TrainLoop:
             self._say(f"The data ended at step {self.step}.")
         if stretch is None:
             raise StopIteration("The data has ended.")
-        values, n_bad = runner.read(stretch, self._runner.state)
+        found, n_bad = runner.read(stretch, self._runner.state)
         elapsed = time.perf_counter() - began
         if n_bad and self._stops_at_nan:
             self._raise_bad()
         if n_bad:
-            values["skipped_steps"] = float(n_bad)
+            found["train"]["skipped_steps"] = float(n_bad)
+        found["train"]["seconds_per_step"] = elapsed / stretch.n_steps
         if self.step == target:  # Else a resumed run goes on with the sums of this stretch.
             self._runner.reset_sums()
             if self._dispatcher.is_choice_due(self.step, stretch.n_steps):
@@ -254,11 +255,11 @@ class TrainLoop:
             grads=stretch.output.grads if stretch.has_grads else None,
             n_steps=stretch.n_steps,
             elapsed_time=elapsed,
-            values={**values, "seconds_per_step": elapsed / stretch.n_steps},
+            found=found,
         )
 
     def _record(
-        self, *, loss: Any, grads: Any, n_steps: int, elapsed_time: float, values: dict[str, float]
+        self, *, loss: Any, grads: Any, n_steps: int, elapsed_time: float, found: Metrics
     ) -> Summary:
         return Summary(
             state=self.state,
@@ -270,7 +271,7 @@ class TrainLoop:
             data_state=self._feed.state,
             facts={"steps_per_dispatch": self._dispatcher.n_together},
             setup=self._setup,
-            metrics={"train": values},
+            metrics=found,
         )
 
     def _raise_bad(self) -> None:
