@@ -25,6 +25,7 @@ Commands:
   scales MODEL     the scales and slot shapes of Amos, read off the model
   models           list the bundled models
   inspect DIR      list the checkpoints of a directory
+  page DIR         write a page of a run, with its curves: NAME.html here, or --out=FILE
   convert SRC DST --to=t5x|tekoa   copy a checkpoint into another format
 
 Without a command the mode follows from the flags, or from --mode.
@@ -103,6 +104,14 @@ def _inspect(words: list[str], config: flags.RunConfig) -> int:
     return inspection.show(words[0])
 
 
+def _page(words: list[str], config: flags.RunConfig) -> int:
+    if len(words) != 1:
+        raise flags.UsageError("Of which run? `tekoa page MODEL_DIR [--out=FILE.html]`.")
+    from tekoa.estimator import page
+
+    return page.show(words[0], config.out)
+
+
 def _convert(words: list[str], config: flags.RunConfig) -> int:
     if len(words) != 2 or config.to not in ("t5x", "tekoa"):
         raise flags.UsageError("From where to where? `tekoa convert SRC DST --to=t5x|tekoa`.")
@@ -139,5 +148,6 @@ _COMMANDS: dict[str, Callable[[list[str], flags.RunConfig], int]] = {
     "scales": _mode("scales"),
     "models": _models,
     "inspect": _inspect,
+    "page": _page,
     "convert": _convert,
 }

@@ -83,6 +83,7 @@ class RunConfig:
     to: str | None = _flag(
         None, "format that `tekoa convert` writes: t5x or tekoa", choices=("t5x", "tekoa")
     )
+    out: str | None = _flag(None, "file that `tekoa page` writes; - for standard output")
     json: bool = _flag(False, "print metrics as one line of JSON")
     logtostderr: bool = _flag(True, "accepted and not needed: logs go to standard error")
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -3,10 +3,9 @@
 import json
 import pathlib
 
+from tekoa.estimator import run_files
 from tekoa.estimator.config import UsageError
 from tekoa.store import inspecting, names
-
-RUN_FILE = "run.json"
 
 
 def show(directory: str) -> int:
@@ -35,9 +34,8 @@ def show(directory: str) -> int:
 
 
 def _show_run(path: pathlib.Path) -> None:
-    file = path / RUN_FILE
-    if not file.exists():
+    facts = run_files.read_facts(path)
+    if not facts:
         return
-    facts = json.loads(file.read_text())
     print(f"model {facts['model']}, seed {facts['random_seed']}, versions {facts['versions']}")
     print(f"settings {json.dumps(facts['settings'])}")

@@ -7,6 +7,7 @@ import platform
 import random
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,10 +16,11 @@ import tekoa
 from tekoa.estimator import module as modules
 from tekoa.estimator.config import RunConfig, UsageError
 from tekoa.estimator.overrides import apply_overrides
+from tekoa.estimator.run_files import END_FILE as END_FILE
+from tekoa.estimator.run_files import RUN_FILE as RUN_FILE
+from tekoa.estimator.run_files import last_step as last_step
+from tekoa.estimator.run_files import read_facts as read_facts
 from tekoa.store import files
-
-RUN_FILE = "run.json"
-END_FILE = "train_end.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,18 +83,31 @@ def choose_seed(run: Run) -> int:
     return random.SystemRandom().randrange(2**31) if seed is None else seed
 
 
-def start_training(run: Run, seed: int) -> None:
+def start_training(
+    run: Run,
+    seed: int,
+    *,
+    n_steps: int | None = None,
+    scales: Mapping[str, float] | None = None,
+) -> None:
     """Writes `run.json` and takes the end mark back.
 
     To be called once nothing can refuse the start any more: a second trainer, or one with
     another seed, must not change what belongs to the run.
+
+    Args:
+        run: The run.
+        seed: Its seed.
+        n_steps: Where training is to end, if that is known.
+        scales: The scales that Amos aims at, by parameter.
 
     Raises:
         UsageError: If the directory cannot be written.
     """
     try:
         (run.model_dir / END_FILE).unlink(missing_ok=True)
-        text = json.dumps(_facts(run, seed), indent=1, default=str)
+        facts = {**_facts(run, seed), "n_steps": n_steps, "scales": dict(scales or {})}
+        text = json.dumps(facts, indent=1, default=str)
         files.replace(run.model_dir / RUN_FILE, text.encode())
     except OSError as error:
         raise UsageError(f"--model_dir={run.model_dir} cannot be written: {error}.") from None
@@ -101,22 +116,6 @@ def start_training(run: Run, seed: int) -> None:
 def end_training(run: Run, step: int) -> None:
     """Leaves the mark that tells a waiting evaluator which step was the last."""
     files.replace(run.model_dir / END_FILE, json.dumps({"step": step}).encode())
-
-
-def last_step(model_dir: pathlib.Path) -> int | None:
-    """The step at which training ended, or None if it has not."""
-    try:
-        return json.loads((model_dir / END_FILE).read_text())["step"]
-    except FileNotFoundError:
-        return None
-
-
-def read_facts(model_dir: pathlib.Path) -> dict[str, Any]:
-    """What `run.json` holds; empty if there is none."""
-    try:
-        return json.loads((model_dir / RUN_FILE).read_text())
-    except FileNotFoundError:
-        return {}
 
 
 def _facts(run: Run, seed: int) -> dict[str, Any]:

@@ -5,7 +5,9 @@ variable, the scale its entries are expected to have (`eta_fn`); slots may be re
 a small shape (`shape_fn`), which takes their memory to almost nothing.
 """
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +18,10 @@ import optax
 from tekoa.core import rules, trees
 
 ScheduleOrFloat = float | jax.Array | Callable[[jax.Array], Any]
+
+_record: contextvars.ContextVar[dict[str, float] | None] = contextvars.ContextVar(
+    "scales of the Amos being initialised", default=None
+)
 
 
 class ScaleByAmosState(NamedTuple):
@@ -113,8 +119,12 @@ def scale_by_amos(
         _check_range(name, value, 0, np.inf)
 
     def init(params: trees.PyTree) -> ScaleByAmosState:
+        record = _record.get()
+
         def slot(name: trees.Name, param: Any) -> jax.Array:
-            _eta(eta_fn, name, jnp.shape(param))
+            eta = _eta(eta_fn, name, jnp.shape(param))
+            if record is not None:
+                record["/".join(name)] = float(np.sqrt(np.mean(np.square(eta, dtype=np.float64))))
             return jnp.zeros(_slot_shape(shape_fn, name, jnp.shape(param)), _compute_dtype(param))
 
         v, b = trees.map_named(slot, params), trees.map_named(slot, params)
@@ -157,6 +167,29 @@ def scale_by_amos(
         return _map_slots(one, updates, state._replace(count=count), params)
 
     return optax.GradientTransformation(init, update)
+
+
+@contextlib.contextmanager
+def recorded_scales() -> Iterator[dict[str, float]]:
+    """Gathers the scale of every parameter of which Amos is initialised in the body.
+
+    However deep in a chain Amos stands: a report can tell the scales that training aims at.
+
+    Yields:
+        Name to scale, the root mean square where it is an array.
+
+    >>> tx = optax.chain(optax.clip(1.0), amos(0.1, lambda name, shape: 0.5))
+    >>> with recorded_scales() as found:
+    ...     state = tx.init({'dense': {'kernel': jnp.ones((2, 3))}})
+    >>> found
+    {'dense/kernel': 0.5}
+    """
+    found: dict[str, float] = {}
+    token = _record.set(found)
+    try:
+        yield found
+    finally:
+        _record.reset(token)
 
 
 def _in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformation:

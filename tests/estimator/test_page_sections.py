@@ -1,0 +1,109 @@
+import pathlib
+
+import pytest
+
+from tekoa.estimator import page_sections as sections
+from tekoa.estimator.page_events import Point
+from tekoa.estimator.page_facts import Best, RunFacts
+
+
+def facts(curves=None, **changes):
+    values = {
+        "directory": pathlib.Path("/runs/r"),
+        "record": {},
+        "end_step": None,
+        "is_running": False,
+        "curves": curves or {},
+        "kept": {},
+        "best": [],
+    }
+    return RunFacts(**{**values, **changes})
+
+
+def line(*values, start=0, seconds=1.0):
+    return [Point(10 * i, seconds * i, v, start) for i, v in enumerate(values, start=1)]
+
+
+def test_train_valid_and_evaluators_share_the_chart_of_a_metric():
+    found = sections.metric_charts(
+        facts(
+            {
+                "train": {
+                    "train/loss": line(1.0),
+                    "train/valid_loss": line(2.0),
+                    "train/seconds_per_step": line(0.1),
+                    "train/weights_l2norm": line(5.0),
+                    "train/valid_acc": line(0.5),
+                    "params/w ()": line(1.0),
+                },
+                "dev/one": {"dev/acc": line(0.6)},
+            }
+        )
+    )
+    assert {name: list(by) for name, by in found.items()} == {
+        "loss": ["train", "valid"],
+        "acc": ["valid", "dev/one"],
+        "weights_l2norm": ["train"],
+    }
+    assert list(found) == ["loss", "acc", "weights_l2norm"]
+
+
+def test_the_best_checkpoint_is_marked_on_its_own_curve_only():
+    best = Best(place="eval/high_acc", metric="acc", score="0.7", step=20)
+    page = sections.curves(
+        facts(
+            {"eval": {"eval/acc": line(0.1, 0.7)}, "train": {"train/valid_acc": line(0.2, 0.3)}},
+            best=[best],
+        )
+    )
+    assert page.count('class="best"') == 1
+
+
+def test_parameters_stand_against_their_eta():
+    curves = {"train": {"params/dense/kernel (2, 3)": line(0.1, 0.2)}}
+    page = sections.parameters(facts(curves, record={"scales": {"dense/kernel": 0.4}}))
+    assert "0.4" in page
+    assert ">0.5<" in page  # RMS over eta.
+    assert 'class="goal"' in page
+    plain = sections.parameters(facts(curves))
+    assert "eta" not in plain
+    assert "0.2" in plain
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_scales_that_cannot_be_compared_are_left_blank(value):
+    curves = {"train": {"params/w ()": line(value)}}
+    page = sections.parameters(facts(curves, record={"scales": {"w": 0.4}}))
+    assert 'class="gauge"' not in page
+
+
+def test_time_is_told_apart_within_one_start_of_the_trainer():
+    # Ten steps of 0.05 s in each second; between the two starts lie 100 seconds.
+    first = [Point(10, 0.0, 0.05, 0), Point(20, 1.0, 0.05, 0)]
+    second = [Point(30, 101.0, 0.05, 1), Point(40, 102.0, 0.05, 1)]
+    found = facts({"train": {"train/seconds_per_step": first + second}})
+    inside, outside = sections.seconds(found)
+    assert inside == pytest.approx(40 * 0.05)
+    assert outside == pytest.approx(2 * 0.5)
+    assert "starts of the trainer" in sections.timings(found)
+
+
+def test_settings_are_flattened_and_what_is_not_set_left_out():
+    record = {
+        "model": "my.model",
+        "random_seed": 7,
+        "settings": {"opt": {"rate": 0.1}, "name": "<b>"},
+        "flags": {"max_ckpt": 10, "ema": None, "overrides": {"a": "b"}},
+        "command": ["/bin/tekoa", "train", "mnist"],
+        "versions": {"jax": "1"},
+    }
+    page = sections.settings(facts(record=record))
+    for words in ["opt.rate", "&lt;b&gt;", "max_ckpt", "tekoa train mnist", "my.model", "jax 1"]:
+        assert words in page
+    for words in ["ema", "overrides", "<b>", "/bin"]:
+        assert words not in page
+
+
+@pytest.mark.parametrize("section", ["curves", "parameters", "checkpoints", "timings", "settings"])
+def test_a_run_without_points_says_so(section):
+    assert 'class="empty"' in getattr(sections, section)(facts())
