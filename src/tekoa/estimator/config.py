@@ -32,13 +32,14 @@ class RunConfig:
     module_config: str | None = _flag(None, "file with get_config; the model's own by default")
     model_dir: str | None = _flag(None, "directory of the run")
     checkpoint_path: str | None = _flag(
-        None, "the checkpoint to evaluate or predict with, of any format"
+        None, "start, evaluate or predict with this checkpoint, of any format"
     )
     mode: str | None = _flag(
         None,
         "train, eval_once, eval_wait or predict; else by the flags",
         choices=("train", "eval_once", "eval_wait", "predict"),
     )
+    dry_run: bool = _flag(False, "compile and read some data; change nothing on disk")
     max_train_steps: int | None = _flag(None, "where training ends")
     train_epochs: int | None = _flag(None, "passes over the data; None: repeat for ever")
     random_seed: int | None = _flag(None, "drawn once and stored with the run if not given")
@@ -56,6 +57,10 @@ class RunConfig:
     num_pred_examples: int = _flag(-1, "how many to take; -1: all")
     train_shuffle_buf: int | None = _flag(None, "shuffle; None keeps the order")
     train_consecutive: int | None = _flag(None, "every n batches are consecutive")
+    train_load_step: bool = _flag(False, "take the step too when starting from --checkpoint_path")
+    allow_mismatch: bool = _flag(
+        False, "what does not fit of --checkpoint_path is left as initialised"
+    )
     allow_data_changes: bool = _flag(
         False, "go on though source, seed or batch size are not those of the run so far"
     )

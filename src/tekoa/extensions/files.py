@@ -104,21 +104,21 @@ class CheckpointFileReader:
     Args:
         input_dir: Directory of the steps.
         target: What initialises from scratch: all that `TrainLoop` takes as `init`.
+        put_aside: If true, damaged newer steps are put aside where the directory is free to
+            be written; else nothing is changed there.
     """
 
-    def __init__(self, input_dir: str | os.PathLike[str], target: Any):
+    def __init__(self, input_dir: str | os.PathLike[str], target: Any, *, put_aside: bool = True):
         self._directory = pathlib.Path(input_dir)
+        self._put_aside = put_aside
         self.target = target
 
     def restore(self, fresh: TrainState) -> Restored | None:
-        """Gives the saved state in the form of a fresh one, or None if there is none.
-
-        Damaged newer steps are put aside where the directory is free to be written.
-        """
+        """Gives the saved state in the form of a fresh one, or None if there is none."""
         found = restoring.restore(self._directory, items_of(fresh))
         if found is None:
             return None
-        if found.skipped and os.access(self._directory, os.W_OK):
+        if found.skipped and self._put_aside and os.access(self._directory, os.W_OK):
             with (
                 contextlib.suppress(errors.LeaseHeldError),
                 store.Store(self._directory, keep=()) as opened,

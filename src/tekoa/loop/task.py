@@ -33,9 +33,15 @@ class TrainTask:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a reader found: a state to go on from, and what belongs to it."""
+    """What a reader found, and what belongs to it.
 
-    state: TrainState
+    Attributes:
+        state: The state to go on from, or a function that makes it of a fresh one.
+        data_state: Position in the data.
+        facts: Choices of the run so far.
+    """
+
+    state: TrainState | Callable[[TrainState], TrainState]
     data_state: Any = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
