@@ -43,6 +43,8 @@ def test_training_leaves_what_the_spec_says(trained):
     facts = json.loads((trained / "run.json").read_text())
     assert facts["random_seed"] == 3
     assert facts["settings"] == {"warmup": 2000, "amos_beta": 0.98}
+    assert facts["n_steps"] == 25
+    assert facts["scales"]["Dense_1/kernel"] == pytest.approx(256**-0.5)
 
 
 def test_tensorboard_has_losses_validation_and_parameter_scales(trained):

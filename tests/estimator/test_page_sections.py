@@ -35,6 +35,7 @@ def test_train_valid_and_evaluators_share_the_chart_of_a_metric():
                     "train/weights_l2norm": line(5.0),
                     "train/valid_acc": line(0.5),
                     "params/w ()": line(1.0),
+                    "rates/bias": line(0.1),
                 },
                 "dev/one": {"dev/acc": line(0.6)},
             }
@@ -43,9 +44,10 @@ def test_train_valid_and_evaluators_share_the_chart_of_a_metric():
     assert {name: list(by) for name, by in found.items()} == {
         "loss": ["train", "valid"],
         "acc": ["valid", "dev/one"],
+        "rates": ["bias"],
         "weights_l2norm": ["train"],
     }
-    assert list(found) == ["loss", "acc", "weights_l2norm"]
+    assert list(found) == ["loss", "acc", "rates", "weights_l2norm"]
 
 
 def test_the_best_checkpoint_is_marked_on_its_own_curve_only():

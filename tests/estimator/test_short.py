@@ -1,5 +1,6 @@
 import types
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -22,7 +23,7 @@ def program(*flags, **functions):
             inputs=lambda batch: batch["x"],
         )
 
-    made = types.SimpleNamespace(__name__="made", experiment=experiment, **functions)
+    made = types.SimpleNamespace(__name__="made", **{"experiment": experiment, **functions})
     _, parsed = config.parse(list(flags))
     return ShortProgram(run.Run(config=parsed, module=made, settings=None, model_dir=None))
 
@@ -52,3 +53,34 @@ def test_what_a_mode_lacks_is_named():
         program("--eval_pattern=n", open_data=open_numbers).evaluation()
     with pytest.raises(UsageError, match="predict"):
         next(program("--pred_pattern=n", open_data=open_numbers).predictions("", None))
+
+
+@pytest.mark.parametrize("with_metrics", [False, True])
+def test_the_loss_told_is_the_mean_since_the_check_before(with_metrics):
+    """Five batches of the numbers 0 to 9 against a model that gives 0 and does not learn."""
+
+    def loss(out, batch):
+        value = ((out[:, 0] - batch["y"]) ** 2).mean()
+        return (value, {"rows": jnp.float32([2.0, 2.0])}) if with_metrics else value
+
+    def experiment(settings, facts):
+        return module.Experiment(
+            model=nn.Dense(1, kernel_init=nn.initializers.zeros),
+            loss=loss,
+            optimizer=optax.sgd(0.0),
+            inputs=lambda batch: batch["x"],
+        )
+
+    made = program(
+        "--train_pattern=n", "--train_batch_size=2", open_data=open_numbers, experiment=experiment
+    )
+    loop = made.train_loop(
+        lambda model, _: model,
+        data=made.train_batches(seed=0),
+        n_steps_per_checkpoint=5,
+        n_steps=5,
+        steps_per_dispatch=1,
+    )
+    told = loop.next_checkpoint().metrics["train"]
+    assert told["loss"] == pytest.approx(np.mean(np.arange(10.0) ** 2))
+    assert ("rows" in told) == with_metrics

@@ -11,12 +11,11 @@ from typing import Any, TextIO
 import jax
 
 from tekoa.core import guard
-from tekoa.estimator import restore, start, watch
+from tekoa.estimator import restore, watch
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
 from tekoa.estimator.program import program_of
 from tekoa.extensions import base, files, progress, tensorboard
-from tekoa.loop import feed
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.triggers import EverySteps
 from tekoa.optim import amos
@@ -56,16 +55,15 @@ def run_train(config: RunConfig) -> int:
     program = program_of(run, "train")
     seed = runs.choose_seed(run)
     config = run.config
+    if config.checkpoint_path is not None:
+        raise UsageError("--checkpoint_path is for eval and predict, not for training.")
     if config.profiler_port is not None:
         jax.profiler.start_server(config.profiler_port)
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
         scales = stack.enter_context(amos.recorded_scales())
         batches = program.train_batches(seed)
-        position = feed.position(batches)
         loop = program.train_loop(
-            lambda model, optimizer: start.StartReader(
-                run, model, optimizer=optimizer, data_state=position
-            ),
+            lambda model, _: files.CheckpointFileReader(run.model_dir, target=model),
             data=batches,
             n_steps=_n_steps(config, batches),
             n_steps_per_checkpoint=config.check_every_steps,
@@ -86,7 +84,7 @@ def run_train(config: RunConfig) -> int:
         runs.start_training(run, seed, n_steps=loop.n_steps, scales=scales)
         stages = _stages(run, _unless_stopping(validation, run, stop_flag), loop.n_steps, stack)
         process = base.serial(*stages, keeper)
-        if loop.step not in names.list_steps(run.model_dir):
+        if loop.step == 0:
             process(loop.checkpoint())
         # An earlier run may have been told to go further than this one.
         is_left = loop.n_steps is None or loop.step < loop.n_steps
@@ -221,9 +219,7 @@ def _conclude(
 
 
 def _n_steps(config: RunConfig, batches: Any) -> int | None:
-    # With a step taken from elsewhere batches are not counted from step 0: their end tells.
-    n_batches = None if config.train_load_step else batches.n_batches
-    ends = [n for n in (config.max_train_steps, n_batches) if n is not None]
+    ends = [n for n in (config.max_train_steps, batches.n_batches) if n is not None]
     return min(ends) if ends else None
 
 

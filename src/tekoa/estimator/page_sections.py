@@ -31,7 +31,9 @@ def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
             if group == "params" or name == SPEED:
                 continue
             who = place or group
-            if place == TRAIN and name.startswith("valid_"):
+            if place == TRAIN and group != TRAIN:  # Such as rates/GROUP.
+                who, name = name, group
+            elif place == TRAIN and name.startswith("valid_"):
                 who, name = "valid", name.removeprefix("valid_")
             charts.setdefault(name, {})[who] = points
 

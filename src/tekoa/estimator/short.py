@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -57,7 +57,7 @@ class ShortProgram:
             init(experiment.model, optimizer),
             task.TrainTask(
                 optimizer=optimizer,
-                loss=experiment.loss,
+                loss=_with_mean(experiment.loss),
                 data=options.pop("data"),
                 split=experiment.split,
             ),
@@ -110,10 +110,14 @@ class ShortProgram:
             outputs, variables = step(params, variables, batch, jax.random.fold_in(rng, i))
             yield from np.asarray(experiment.predict(outputs))
 
+    def sample(self, kind: Kind) -> Any:
+        """One batch of the data of a mode, as its step gets it."""
+        return next(self.train_batches(seed=0) if kind == "train" else iter(self._passes(kind)))
+
     def scales(self) -> Any:
         """The table of Amos scales, read off the model on one training batch."""
         experiment = self._experiment("train")
-        batch = next(self.train_batches(seed=0))
+        batch = self.sample("train")
         return optimizers.scales_of(
             experiment.model, experiment.loss, batch, split=experiment.split
         )
@@ -223,13 +227,23 @@ class _WithFirst:
         self._next = self._stream.state()["batch"]
 
 
-def _loss_metric(experiment: modules.Experiment) -> Callable[..., Any]:
-    def loss(*outputs_and_batch: Any) -> Any:
-        found = experiment.loss(*outputs_and_batch)
-        is_pair = isinstance(found, tuple) and not isinstance(found, means.Mean)
-        return found[0] if is_pair else found
+def _with_mean(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the loss a metric too: what is told is its mean since the check before."""
 
-    return loss
+    def wrapped(*outputs_and_batch: Any) -> tuple[Any, dict[str, Any]]:
+        value, found = _value_and_metrics(loss(*outputs_and_batch))
+        return value, {"loss": value, **found}
+
+    return wrapped
+
+
+def _loss_metric(experiment: modules.Experiment) -> Callable[..., Any]:
+    return lambda *outputs_and_batch: _value_and_metrics(experiment.loss(*outputs_and_batch))[0]
+
+
+def _value_and_metrics(found: Any) -> tuple[Any, Mapping[str, Any]]:
+    is_pair = isinstance(found, tuple) and not isinstance(found, means.Mean)
+    return found if is_pair else (found, {})
 
 
 def _as_train_metrics(summary: Summary, experiment: modules.Experiment) -> Summary:
