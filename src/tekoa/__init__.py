@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from tekoa.loop.triggers import EverySeconds as EverySeconds
     from tekoa.loop.triggers import EverySteps as EverySteps
     from tekoa.optim.amos import amos as amos
+    from tekoa.optim.groups import groups as groups
+    from tekoa.optim.groups import mask as mask
+    from tekoa.optim.rates import current_rates as current_rates
+    from tekoa.optim.rates import rated as rated
     from tekoa.optim.scale import amos_for as amos_for
     from tekoa.optim.scale import scales as scales
     from tekoa.store.loading import load as load_checkpoint  # noqa: F401
@@ -93,6 +97,8 @@ _HOMES = {
     "loop.train": ["TrainLoop"],
     "loop.triggers": ["AtSteps", "EverySeconds", "EverySteps"],
     "optim.amos": ["amos"],
+    "optim.groups": ["groups", "mask"],
+    "optim.rates": ["current_rates", "rated"],
     "optim.scale": ["amos_for", "scales"],
     "store.loading": ["load_checkpoint"],
 }

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tekoa.core import trees
-from tekoa.optim import amos, classic, groups, triples
+from tekoa.optim import amos, classic, groups, rates, triples
 from tekoa.testing import assert_trees_equal, count_compilations
 
 # A table written for one tree is tried on all kinds here, also where a group stays empty.
@@ -56,8 +56,8 @@ def triple(maker, **kwargs):
 def two_groups(learning_rate):
     return groups.groups(
         {
-            "(bias|left|0)$": groups.rated(triple(classic.momentum, mass=0.9), learning_rate),
-            ".*": groups.rated(triple(classic.adam), learning_rate),
+            "(bias|left|0)$": rates.rated(triple(classic.momentum, mass=0.9), learning_rate),
+            ".*": rates.rated(triple(classic.adam), learning_rate),
         }
     )
 

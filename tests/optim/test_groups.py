@@ -1,4 +1,3 @@
-import json
 import warnings
 
 import equinox as eqx
@@ -12,7 +11,7 @@ import pytest
 from flax import nnx
 
 from tekoa.core import rules
-from tekoa.optim import amos, classic, groups, triples
+from tekoa.optim import amos, groups, rates
 from tekoa.testing import assert_trees_equal
 
 PARAMS = {
@@ -33,7 +32,7 @@ def test_each_group_gets_its_own_transformation_and_the_first_match_wins():
     assert seen == {"encoder": {"kernel": 0.2, "bias": 0.3}, "head": {"kernel": 0.1, "bias": 0.1}}
 
 
-@pytest.mark.parametrize("value", [None, "freeze", optax.set_to_zero(), groups.freeze()])
+@pytest.mark.parametrize("value", [None, "freeze", optax.set_to_zero(), rates.freeze()])
 def test_frozen_group_does_not_move_and_has_no_slots(value):
     tx = groups.groups({"^encoder": value, ".*": optax.adam(0.1)})
     updates, state = one_step(tx)
@@ -122,6 +121,50 @@ def test_one_table_serves_every_framework(make):
     assert float(head_kernel[0][0, 0]) == -0.25
 
 
+@pytest.mark.parametrize("value", [0.1, np.float32(0.1), optax.constant_schedule(0.1)])
+def test_rates_alone_need_what_makes_the_optimizer(value):
+    table = {"^head": value, "bias$": None, ".*": optax.sgd(0.2)}
+    updates, state = one_step(groups.groups(table, make=optax.sgd))
+    seen = jax.tree.map(lambda u: round(float(-u.ravel()[0]), 6), updates)
+    assert seen == {"encoder": {"kernel": 0.2, "bias": 0}, "head": {"kernel": 0.1, "bias": 0.1}}
+    assert rates_of(state) == {"^head": pytest.approx(0.1), "bias$": 0.0}
+    with pytest.raises(TypeError, match=r"'\^head'.*make=optax.adam"):
+        groups.groups(table)
+
+
+def test_a_group_that_does_not_tell_its_rate_is_named(caplog):
+    caplog.set_level("INFO", "tekoa")
+    one_step(groups.groups({"^head": optax.adam(0.1), ".*": rates.rated(optax.adam, 0.1)}))
+    assert "The rate of group '^head' is not logged" in caplog.text
+
+
+def quadratic(params):
+    flat = jnp.concatenate([x.ravel() for x in jax.tree.leaves(params)])
+    return jnp.sum((flat - jnp.arange(1, flat.size + 1)) ** 2 * jnp.arange(1, flat.size + 1))
+
+
+def test_a_line_search_looks_along_its_own_group():
+    """LBFGS on a group is LBFGS on a function of that group alone."""
+
+    def steps(tx, params, value_fn):
+        def step(carry, _):
+            params, state = carry
+            value, grad = jax.value_and_grad(value_fn)(params)
+            updates, state = tx.update(
+                grad, state, params, value=value, grad=grad, value_fn=value_fn
+            )
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.jit(lambda c: jax.lax.scan(step, c, None, 8)[0])((params, tx.init(params)))[0]
+
+    alone = steps(optax.lbfgs(), PARAMS["head"], lambda head: quadratic({**PARAMS, "head": head}))
+    grouped = steps(groups.groups({"^head": optax.lbfgs(), ".*": None}), PARAMS, quadratic)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), grouped["head"], alone)
+    assert_trees_equal(grouped["encoder"], PARAMS["encoder"])
+    # The head's minimum: entries 10 to 13 of the target.
+    np.testing.assert_allclose(grouped["head"]["bias"], [10.0], rtol=1e-3)
+
+
 def test_mask_gives_decay_to_the_named_leaves_only():
     decay = groups.mask({"bias$": False, "^head": False, ".*": True})
     tx = optax.adamw(0.1, weight_decay=0.5, mask=decay)
@@ -149,65 +192,7 @@ def test_amos_sees_full_names_inside_a_group():
 
 
 def rates_of(state):
-    return {group: float(rate) for group, rate in groups.current_rates(state).items()}
-
-
-def test_rates_of_all_groups_can_be_read_while_training():
-    schedule = optax.linear_schedule(1.0, 0.0, 10)
-    tx = groups.groups(
-        {
-            "^head/bias": None,
-            "^head": groups.rated(optax.adamw, schedule, weight_decay=0.1),
-            "bias$": groups.rated(optax.sgd, 0.25),
-            "kernel$": optax.inject_hyperparams(optax.sgd)(learning_rate=schedule),
-        }
-    )
-    params, state = PARAMS, tx.init(PARAMS)
-    update = jax.jit(tx.update)
-    expected = {"^head/bias": 0.0, "^head": 1.0, "bias$": 0.25, "kernel$": 1.0}
-    assert rates_of(state) == pytest.approx(expected)
-    for i in range(4):
-        updates, state = update(PARAMS, state, params)
-        # The rate told is the rate used: sgd's update is minus it.
-        expected |= {"^head": 1 - i / 10, "kernel$": 1 - i / 10}
-        assert rates_of(state) == pytest.approx(expected, rel=1e-6)
-        np.testing.assert_allclose(updates["encoder"]["kernel"], i / 10 - 1, rtol=1e-6)
-    json.dumps(rates_of(state))
-
-
-def test_amos_rate_is_that_of_its_own_count():
-    schedule = lambda count: 0.1 * count
-    eta = lambda name, shape: 1.0
-    tx = groups.rated(amos.amos, schedule, eta_fn=eta)
-    updates, state = one_step(tx)
-    alone, _ = one_step(amos.amos(schedule, eta))
-    assert_trees_equal(updates, alone)
-    assert rates_of(state) == {"all": pytest.approx(0.1)}
-
-
-def test_rated_trains_as_what_it_wraps():
-    for learning_rate in (0.1, optax.linear_schedule(0.1, 0.0, 5)):
-        rated, plain = groups.rated(optax.adam, learning_rate), optax.adam(learning_rate)
-        state, plain_state = rated.init(PARAMS), plain.init(PARAMS)
-        for _ in range(3):
-            updates, state = rated.update(PARAMS, state)
-            expected, plain_state = plain.update(PARAMS, plain_state)
-            assert_trees_equal(updates, expected)
-        assert_trees_equal(state.inner, plain_state)
-
-
-def test_rates_are_found_through_wrappers_and_nested_groups():
-    triple = lambda rate: triples.from_triple(classic.adam(rate))
-    inner = groups.groups({"bias$": groups.rated(triple, 0.5), ".*": optax.sgd(1.0)})
-    tx = groups.groups({"^head": inner, ".*": groups.rated(optax.sgd, 0.125)})
-    chain = optax.chain(optax.clip(1.0), tx)
-    assert rates_of(chain.init(PARAMS)) == {"^head/bias$": 0.5, ".*": 0.125}
-    steps = optax.MultiSteps(chain, 2)
-    assert rates_of(steps.init(PARAMS)) == {"^head/bias$": 0.5, ".*": 0.125}
-    assert rates_of(optax.adam(1.0).init(PARAMS)) == {}
-    model = NnxModel()
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    assert rates_of(optimizer.opt_state) == {"^head/bias$": 0.5, ".*": 0.125}
+    return {group: float(rate) for group, rate in rates.current_rates(state).items()}
 
 
 def test_multi_steps_may_be_a_group():
@@ -229,7 +214,7 @@ def test_extra_arguments_reach_the_groups():
 
 
 def test_group_state_is_restored_exactly():
-    tx = groups.groups({"/bias$": groups.rated(optax.adam, 0.1), "kernel$": optax.adam(0.2)})
+    tx = groups.groups({"/bias$": rates.rated(optax.adam, 0.1), "kernel$": optax.adam(0.2)})
     _, state = one_step(tx)
     data = flax.serialization.to_bytes(state)
     restored = flax.serialization.from_bytes(tx.init(PARAMS), data)

@@ -12,7 +12,7 @@ from tekoa.loop.feed import Feed
 from tekoa.loop.flat import FlatStep, Form, Leaves, Outputs
 from tekoa.loop.placement import Placement
 from tekoa.loop.task import StopFlag
-from tekoa.optim import groups
+from tekoa.optim import rates as optim_rates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,16 +95,20 @@ class Runner:
         self._feed.restore(position, then=self.step - start)
         return told
 
-    def choose(self, batch: Any) -> str:
+    def choose(self, stretch: Stretch) -> str:
         """Lets the dispatcher choose by measuring on copies of the state."""
-        return self._dispatcher.choose(self._now[0][0], batch)
+        return self._dispatcher.choose(self._now[0][0], stretch.batch, stretch.n_steps)
 
     def should_stop(self) -> bool:
         """Whether someone has set the flag."""
         return self.stop_flag is not None and self.stop_flag.is_set()
 
-    def advance(self, target: int) -> Stretch | None:
+    def advance(self, target: int, origin: int = 0) -> Stretch | None:
         """Runs up to `target`, less if the data ends or a stop is asked for.
+
+        Args:
+            target: Completed steps at the end.
+            origin: Steps that go to the device at once are counted from this step.
 
         Returns:
             What was run; None if the data had ended before.
@@ -117,7 +121,7 @@ class Runner:
             while self.step < target and (
                 self._queue or self.step == start or not self.should_stop()
             ):
-                group, is_last = self._take(target)
+                group, is_last = self._take(target, origin)
                 if not group:
                     break
                 batch, has_grads = group[-1], is_last
@@ -132,11 +136,11 @@ class Runner:
         output = self._form.output(self._now[0][1])
         return Stretch(output=output, has_grads=has_grads, n_steps=n_steps, batch=batch)
 
-    def _take(self, target: int) -> tuple[list[Any], bool]:
+    def _take(self, target: int, origin: int) -> tuple[list[Any], bool]:
         """Gives the batches of the next dispatch, and whether it is the last one."""
         # The last step before a checkpoint runs by itself: it gives its gradients.
         n_left = target - self.step - 1
-        n = self._dispatcher.n_next(self.step, n_left)
+        n = self._dispatcher.n_next(self.step - origin, n_left)
         # One more than needed is drawn, to know in time when the data has ended.
         self._fill(n if n_left < n or self.should_stop() else n + 1)
         queue = self._queue
@@ -174,7 +178,7 @@ def read(stretch: Stretch, state: TrainState) -> tuple[dict[str, dict[str, float
         (
             (output.loss, output.gradients_l2norm, output.weights_l2norm),
             state.sums,
-            groups.current_rates(state.opt_state),
+            optim_rates.current_rates(state.opt_state),
             state.health.n_bad,
         )
     )

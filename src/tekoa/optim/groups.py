@@ -1,35 +1,50 @@
-"""Optimizers, rates, freezing and masks by parameter group, from one rule table.
+"""Optimizers, freezing and masks by parameter group, from one rule table.
 
 A group is the leaves whose name a regex is found in; the first of the table wins. The
 same table serves Linen, NNX, Equinox and dict trees, since leaves are named alike.
 """
 
-import itertools
+import logging
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from tekoa.core import rules, trees
-from tekoa.optim import amos, schedules
+from tekoa.optim import rates, schedules
 
-GroupValue = optax.GradientTransformation | optax.MultiSteps | Literal["freeze"] | None
+GroupValue = (
+    optax.GradientTransformation
+    | optax.MultiSteps
+    | schedules.ScalarOrSchedule
+    | Literal["freeze"]
+    | None
+)
+
+_log = logging.getLogger("tekoa")
 
 
 class UnusedRuleWarning(UserWarning):
     """A pattern of a rule table was found in no parameter's name."""
 
 
-def groups(table: Mapping[str, GroupValue]) -> optax.GradientTransformationExtraArgs:
+def groups(
+    table: Mapping[str, GroupValue], make: Callable[..., Any] | None = None
+) -> optax.GradientTransformationExtraArgs:
     """Makes one transformation that treats each group of parameters its own way.
+
+    A line search in a group, such as LBFGS, looks along that group's parameters; it takes
+    all others as they were before the step.
 
     Args:
         table: Pattern to transformation, in order; None or 'freeze' keeps a group as it
             is and spends no memory on it. A pattern may match anywhere in the name:
             'kernel$' means every kernel.
+        make: Makes a transformation from a learning rate, as `optax.adam` does; with it, a
+            number or a schedule in the table stands for `rated(make, number)`.
 
     Returns:
         A transformation; the names of the groups in its state are the patterns. `init`
@@ -37,15 +52,20 @@ def groups(table: Mapping[str, GroupValue]) -> optax.GradientTransformationExtra
         `UnusedRuleWarning` of patterns that no parameter is left for.
 
     Raises:
-        TypeError: If a value is neither a transformation nor a freeze.
+        TypeError: If a value is neither a transformation nor a freeze, or it is a rate and
+            there is no `make`.
 
-    >>> tx = groups({'bias$': 'freeze', 'kernel$': optax.sgd(0.5)})
+    >>> tx = groups({'bias$': 'freeze', 'kernel$': 0.5}, make=optax.sgd)
     >>> params = {'dense': {'kernel': jnp.ones(1), 'bias': jnp.ones(1)}}
-    >>> updates, _ = tx.update(params, tx.init(params), params)
+    >>> updates, state = tx.update(params, tx.init(params), params)
     >>> updates['dense']
     {'bias': Array([0.], dtype=float32), 'kernel': Array([-0.5], dtype=float32)}
+    >>> {group: float(rate) for group, rate in rates.current_rates(state).items()}
+    {'bias$': 0.0, 'kernel$': 0.5}
     """
-    transforms = {pattern: _transform(pattern, value) for pattern, value in table.items()}
+    transforms = {
+        pattern: _in_group(_transform(pattern, value, make)) for pattern, value in table.items()
+    }
     patterns = {pattern: pattern for pattern in transforms}
 
     def labels(tree: trees.PyTree) -> trees.PyTree:
@@ -54,43 +74,67 @@ def groups(table: Mapping[str, GroupValue]) -> optax.GradientTransformationExtra
     partition = optax.partition(transforms, labels)
 
     def init(params: trees.PyTree) -> optax.OptState:
-        _report_unused(patterns, set(jax.tree.leaves(labels(params))))
-        return partition.init(params)
-
-    return optax.GradientTransformationExtraArgs(init, partition.update)
-
-
-class FrozenState(NamedTuple):
-    """The state of a frozen group: nothing."""
-
-
-def freeze() -> optax.GradientTransformation:
-    """Makes the transformation that leaves parameters as they are.
-
-    Unlike `optax.set_to_zero`, `current_rates` knows it, and reports the rate 0.
-
-    >>> freeze().update({'w': 3.0}, freeze().init({'w': 1.0}))[0]
-    {'w': Array(0., dtype=float32, weak_type=True)}
-    """
+        used = set(jax.tree.leaves(labels(params)))
+        _report_unused(patterns, used)
+        state = partition.init(params)
+        _report_silent(used, rates.current_rates(state))
+        return state
 
     def update(
-        updates: trees.PyTree, state: FrozenState, params: trees.PyTree | None = None
-    ) -> tuple[trees.PyTree, FrozenState]:
-        del params
-        return jax.tree.map(jnp.zeros_like, updates), state
+        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None, **extra_args: Any
+    ) -> tuple[trees.PyTree, Any]:
+        if "value_fn" in extra_args and params is not None:
+            value_fn = extra_args["value_fn"]
+            extra_args["value_fn"] = lambda group: value_fn(_filled(group, params))
+        return partition.update(updates, state, params, **extra_args)
 
-    return optax.GradientTransformation(lambda params: FrozenState(), update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _transform(pattern: str, value: Any) -> optax.GradientTransformation:
+def _in_group(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Hands a group its own part of the gradients, where they are an extra argument."""
+    tx = optax.with_extra_args_support(tx)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+        if "grad" in extra_args:
+            extra_args["grad"] = jax.tree.map(
+                lambda own, grad: own if _is_masked(own) else grad,
+                updates,
+                extra_args["grad"],
+                is_leaf=_is_masked,
+            )
+        return tx.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def _filled(group: trees.PyTree, params: trees.PyTree) -> trees.PyTree:
+    """The group's parameters, with all others as they are."""
+    return jax.tree.map(
+        lambda own, other: other if _is_masked(own) else own, group, params, is_leaf=_is_masked
+    )
+
+
+def _is_masked(x: Any) -> bool:
+    return isinstance(x, optax.MaskedNode)
+
+
+def _transform(
+    pattern: str, value: Any, make: Callable[..., Any] | None
+) -> optax.GradientTransformation:
     if value is None or value == "freeze":
-        return freeze()
+        return rates.freeze()
     if isinstance(value, optax.MultiSteps):
         return optax.GradientTransformation(value.init, value.update)
     if isinstance(value, optax.GradientTransformation):
         return value
+    is_rate = callable(value) or jnp.isscalar(value)
+    if make is not None and is_rate:
+        return rates.rated(make, value)
+    hint = " Rates need a `make`: groups(table, make=optax.adam)." if is_rate else ""
     raise TypeError(
         f"Group {pattern!r} must have an optax transformation, 'freeze' or None, got {value!r}."
+        f"{hint}"
     )
 
 
@@ -103,6 +147,16 @@ def _report_unused(patterns: Mapping[str, str], used: set[str]) -> None:
             "name, or a pattern above it takes all. Remove it or correct it.",
             UnusedRuleWarning,
             stacklevel=3,
+        )
+
+
+def _report_silent(used: set[str], known: Mapping[str, Any]) -> None:
+    told = {group.split("/")[0] for group in known} | set(known)
+    if silent := [pattern for pattern in sorted(used) if pattern not in told]:
+        _log.info(
+            "The rate of group %s is not logged: its transformation does not tell it. "
+            "rated(optax.adam, rate) does, and so do rates in groups(table, make=optax.adam).",
+            ", ".join(map(repr, silent)),
         )
 
 
@@ -120,105 +174,3 @@ def mask(table: Mapping[str, bool]) -> Callable[[trees.PyTree], trees.PyTree]:
     {'dense': {'bias': False, 'kernel': True}}
     """
     return lambda tree: rules.map_rules(table, tree)
-
-
-class RatedState(NamedTuple):
-    """The state of a transformation, and what its learning rate was."""
-
-    count: jax.Array  # Completed updates, int32.
-    rate: jax.Array  # Of the last update; before the first, the rate it will have.
-    inner: Any  # The transformation's own state.
-
-
-def rated(
-    make: Callable[..., optax.GradientTransformation],
-    learning_rate: schedules.ScalarOrSchedule,
-    *,
-    first_count: int | None = None,
-    **kwargs: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """Makes `make(learning_rate, **kwargs)`, with its rate readable by `current_rates`.
-
-    Args:
-        make: Makes a transformation from a learning rate, as `optax.adamw` does.
-        learning_rate: A number, or a schedule of the count of updates.
-        first_count: What `make` calls the schedule with in the first update. None: 1 for
-            Amos, which counts the update it is in, else 0, as all of optax does.
-        **kwargs: Handed to `make`.
-
-    >>> tx = rated(optax.sgd, optax.linear_schedule(1.0, 0.0, 4))
-    >>> params = {'w': jnp.ones(())}
-    >>> state = tx.init(params)
-    >>> for _ in range(2):
-    ...     updates, state = tx.update(params, state)
-    >>> float(updates['w']), float(current_rates(state)['all'])
-    (-0.75, 0.75)
-    """
-    tx = optax.with_extra_args_support(make(learning_rate, **kwargs))
-    rate_at = schedules.make_schedule(learning_rate)
-    if first_count is None:
-        first_count = int(make in (amos.amos, amos.scale_by_amos))
-
-    def rate_of(count: jax.Array) -> jax.Array:
-        return jnp.asarray(rate_at(count + first_count), jnp.float32)
-
-    def init(params: trees.PyTree) -> RatedState:
-        count = jnp.zeros((), jnp.int32)
-        return RatedState(count, rate_of(count), tx.init(params))
-
-    def update(
-        updates: trees.PyTree, state: RatedState, params: Any = None, **extra_args: Any
-    ) -> tuple[trees.PyTree, RatedState]:
-        updates, inner = tx.update(updates, state.inner, params, **extra_args)
-        count = optax.safe_increment(state.count)
-        return updates, RatedState(count, rate_of(state.count), inner)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def current_rates(opt_state: optax.OptState) -> dict[str, jax.Array]:
-    """Reads the learning rate of every group out of an optimizer state.
-
-    Known are the rates of `rated`, of `optax.inject_hyperparams` (its 'learning_rate')
-    and of frozen groups, also inside chains, `optax.MultiSteps` and nested groups.
-
-    Args:
-        opt_state: The state of any transformation.
-
-    Returns:
-        Group to rate, on the device: reading one waits for the step. A rate outside all
-        groups is called 'all', that of a group in a group 'outer/inner'. Groups made in
-        another way are left out.
-
-    >>> tx = groups({'bias$': None, '.*': rated(optax.adam, 0.5)})
-    >>> state = tx.init({'bias': 1.0, 'kernel': 1.0})
-    >>> {group: float(rate) for group, rate in current_rates(state).items()}
-    {'.*': 0.5, 'bias$': 0.0}
-    """
-    found, _ = jax.tree_util.tree_flatten_with_path(
-        opt_state, is_leaf=lambda node: _rate(node) is not None
-    )
-    rates = {}
-    for path, node in found:
-        rate = _rate(node)
-        if rate is not None:
-            rates.setdefault(_group(path), rate)
-    return rates
-
-
-def _rate(node: Any) -> Any:
-    if isinstance(node, FrozenState):
-        return jnp.zeros((), jnp.float32)
-    if isinstance(node, RatedState):
-        return jax.tree.leaves(node.rate)[0]
-    hyperparams = getattr(node, "hyperparams", None)
-    if isinstance(hyperparams, dict) and "learning_rate" in hyperparams:
-        return jax.tree.leaves(hyperparams["learning_rate"])[0]
-    return None
-
-
-def _group(path: tuple[Any, ...]) -> str:
-    """Joins the labels of `optax.partition` on the way to a state."""
-    inside = jax.tree_util.GetAttrKey("inner_states")
-    labels = [str(key.key) for before, key in itertools.pairwise(path) if before == inside]
-    return "/".join(labels) or "all"
