@@ -11,11 +11,12 @@ from typing import Any, TextIO
 import jax
 
 from tekoa.core import guard
-from tekoa.estimator import restore, watch
+from tekoa.estimator import dry_run, restore, start, watch
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
-from tekoa.estimator.program import program_of
+from tekoa.estimator.program import Program, program_of
 from tekoa.extensions import base, files, progress, tensorboard
+from tekoa.loop import feed, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.triggers import EverySteps
 from tekoa.optim import amos
@@ -51,32 +52,17 @@ def choose_mode(config: RunConfig) -> str:
 
 def run_train(config: RunConfig) -> int:
     """Trains a model; gives the exit code."""
-    run = runs.open_run(config)
+    run = _opened_run(config)
     program = program_of(run, "train")
     seed = runs.choose_seed(run)
     config = run.config
-    if config.checkpoint_path is not None:
-        raise UsageError("--checkpoint_path is for eval and predict, not for training.")
-    if config.profiler_port is not None:
-        jax.profiler.start_server(config.profiler_port)
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
         scales = stack.enter_context(amos.recorded_scales())
-        batches = program.train_batches(seed)
-        loop = program.train_loop(
-            lambda model, _: files.CheckpointFileReader(run.model_dir, target=model),
-            data=batches,
-            n_steps=_n_steps(config, batches),
-            n_steps_per_checkpoint=config.check_every_steps,
-            rnkey=jax.random.key(seed),
-            accumulate=config.accumulate,
-            ema=config.ema,
-            precision=config.precision,
-            on_nan=config.on_nan,
-            steps_per_dispatch=_steps_per_dispatch(config),
-            grads=False,
-            stop_flag=stop_flag,
-            stdout=True,
-        )
+        if config.dry_run:
+            return dry_run.train(lambda: _train_loop(program, run, seed, stop_flag), program)
+        if config.profiler_port is not None:
+            jax.profiler.start_server(config.profiler_port)
+        loop = _train_loop(program, run, seed, stop_flag)
         validation = program.validation(loop)
         last = None
         keeper = files.CheckpointFileWriter(run.model_dir, keep=config.max_ckpt)
@@ -84,7 +70,7 @@ def run_train(config: RunConfig) -> int:
         runs.start_training(run, seed, n_steps=loop.n_steps, scales=scales)
         stages = _stages(run, _unless_stopping(validation, run, stop_flag), loop.n_steps, stack)
         process = base.serial(*stages, keeper)
-        if loop.step == 0:
+        if loop.step not in names.list_steps(run.model_dir):
             process(loop.checkpoint())
         # An earlier run may have been told to go further than this one.
         is_left = loop.n_steps is None or loop.step < loop.n_steps
@@ -102,11 +88,43 @@ def run_train(config: RunConfig) -> int:
     return 0
 
 
+def _opened_run(config: RunConfig) -> runs.Run:
+    run = runs.open_run(config)
+    return dry_run.shortened(run) if run.config.dry_run else run
+
+
+def _train_loop(
+    program: Program, run: runs.Run, seed: int, stop_flag: signals.StopFlag
+) -> train.TrainLoop:
+    config = run.config
+    batches = program.train_batches(seed)
+    position = feed.position(batches)
+    return program.train_loop(
+        lambda model, optimizer: start.StartReader(
+            run, model, optimizer=optimizer, data_state=position
+        ),
+        data=batches,
+        n_steps=_n_steps(config, batches),
+        n_steps_per_checkpoint=config.check_every_steps,
+        rnkey=jax.random.key(seed),
+        accumulate=config.accumulate,
+        ema=config.ema,
+        precision=config.precision,
+        on_nan=config.on_nan,
+        steps_per_dispatch=_steps_per_dispatch(config),
+        grads=False,
+        stop_flag=stop_flag,
+        stdout=True,
+    )
+
+
 def run_eval_once(config: RunConfig) -> int:
     """Evaluates one checkpoint and prints its metrics; gives the exit code."""
-    run = runs.open_run(config)
+    run = _opened_run(config)
     program = program_of(run, "eval_once")
     program.check_data("eval")
+    if run.config.dry_run:
+        return dry_run.evaluate(run, program)
     path = restore.find_step(run.model_dir, run.config.checkpoint_path)
     with signals.stop_flag() as stop_flag:
         found = program.evaluation()(str(path), stop_flag)
@@ -116,7 +134,9 @@ def run_eval_once(config: RunConfig) -> int:
 
 def run_eval_wait(config: RunConfig) -> int:
     """Evaluates every checkpoint of a training as it comes; gives the exit code."""
-    run = runs.open_run(config)
+    run = _opened_run(config)
+    if run.config.dry_run:
+        return dry_run.evaluate(run, program_of(run, "eval_wait"))
     with signals.stop_flag() as stop_flag:
         watcher = watch.Watcher(run, program_of(run, "eval_wait").evaluation(), stop_flag)
         with contextlib.suppress(InterruptedError):
@@ -126,9 +146,11 @@ def run_eval_wait(config: RunConfig) -> int:
 
 def run_predict(config: RunConfig) -> int:
     """Writes one line per example; gives the exit code."""
-    run = runs.open_run(config)
+    run = _opened_run(config)
     program = program_of(run, "predict")
     program.check_data("pred")
+    if run.config.dry_run:
+        return dry_run.predict(run, program)
     path = restore.find_step(run.model_dir, run.config.checkpoint_path)
     with signals.stop_flag() as stop_flag, _opened(run.config.pred_output) as out:
         for result in program.predictions(str(path), stop_flag):
@@ -219,7 +241,9 @@ def _conclude(
 
 
 def _n_steps(config: RunConfig, batches: Any) -> int | None:
-    ends = [n for n in (config.max_train_steps, batches.n_batches) if n is not None]
+    # With a step taken from elsewhere batches are not counted from step 0: their end tells.
+    n_batches = None if config.train_load_step else batches.n_batches
+    ends = [n for n in (config.max_train_steps, n_batches) if n is not None]
     return min(ends) if ends else None
 
 
