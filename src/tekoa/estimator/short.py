@@ -12,7 +12,6 @@ import optax
 
 from tekoa import data
 from tekoa.bridges import detect
-from tekoa.core import batch as batches
 from tekoa.core import metrics as means
 from tekoa.core import objective
 from tekoa.core import step as steps
@@ -20,6 +19,7 @@ from tekoa.core.model import ModelFns
 from tekoa.estimator import module as modules
 from tekoa.estimator import optimizers, restore
 from tekoa.estimator.config import UsageError
+from tekoa.estimator.passes import Again, WithFirst
 from tekoa.estimator.run import Run
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
@@ -43,7 +43,7 @@ class ShortProgram:
             epochs=config.train_epochs,
             consecutive=config.train_consecutive,
         )
-        return _WithFirst(
+        return WithFirst(
             stream, config.train_consecutive or 0, allow_changes=config.allow_data_changes
         )
 
@@ -140,7 +140,7 @@ class ShortProgram:
             return data.load(pattern)
         return data.as_source(opened(self._run.settings, pattern, train=kind == "train"))
 
-    def _passes(self, kind: Kind) -> "_Again":
+    def _passes(self, kind: Kind) -> Again:
         """One pass over the data, all examples, from its start whenever it is asked for."""
         source = self._source(kind)
         options = {
@@ -149,7 +149,7 @@ class ShortProgram:
             "take": getattr(self._config, f"num_{kind}_examples"),
         }
         size = getattr(self._config, f"{kind}_batch_size")
-        return _Again(lambda: _WithFirst(source.batches(size, **options), math.inf))
+        return Again(lambda: WithFirst(source.batches(size, **options), math.inf))
 
     @functools.cache  # noqa: B019 - one program per process
     def _experiment(self, kind: Kind) -> modules.Experiment:
@@ -177,54 +177,6 @@ class ShortProgram:
             label=kind,
             stop_flag=stop_flag,
         )
-
-
-class _Again:
-    """Data that is read from its start at every pass."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make = make
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._make())
-
-
-class _WithFirst:
-    """Batches that say whether they are the first of a run of consecutive ones.
-
-    Args:
-        stream: Batches of a source.
-        n_consecutive: Length of a run; 0: every batch stands alone and nothing is said.
-        allow_changes: As `Batches.restore` takes it.
-    """
-
-    def __init__(self, stream: data.Batches, n_consecutive: float, *, allow_changes: bool = False):
-        self._stream, self._n_consecutive = stream, n_consecutive
-        self._allow_changes = allow_changes
-        self._next = 0
-
-    @property
-    def n_batches(self) -> int | None:
-        return self._stream.n_batches
-
-    def __iter__(self) -> "_WithFirst":
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._stream)
-        is_first = self._n_consecutive and self._next % self._n_consecutive == 0
-        self._next += 1
-        if not self._n_consecutive or not isinstance(batch, dict):
-            return batch
-        return {**batch, "is_first": np.full(batches.n_rows(batch), is_first)}
-
-    def state(self) -> dict[str, Any]:
-        return {"next": self._next, "batches": self._stream.state()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._stream.restore(state["batches"], allow_changes=self._allow_changes)
-        # Of another size, they go on at another number.
-        self._next = self._stream.state()["batch"]
 
 
 def _with_mean(loss: Callable[..., Any]) -> Callable[..., Any]:
