@@ -51,6 +51,10 @@ class Program(Protocol):
         """Gives one result per example, in order; without a path those of a new model."""
         ...
 
+    def sample(self, kind: Kind) -> Any:
+        """One batch of the data of a mode, as its step gets it."""
+        ...
+
     def scales(self) -> Any:
         """The table of Amos scales, read off the model."""
         ...

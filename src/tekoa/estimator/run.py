@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import platform
 import random
@@ -70,17 +71,32 @@ def _defaults(module: types.ModuleType, config: RunConfig) -> dict[str, Any]:
 def choose_seed(run: Run) -> int:
     """Makes the directory and gives the seed: the one given, that of the run so far, or a new one.
 
+    In a dry run the directory is only looked at.
+
     Raises:
         UsageError: If the directory cannot be made.
     """
-    try:
-        run.model_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--model_dir={run.model_dir} cannot be written: {error}.") from None
+    if run.config.dry_run:
+        _check_directory(run.model_dir)
+    else:
+        _make_directory(run.model_dir)
     seed = run.config.random_seed
     if seed is None:
         seed = read_facts(run.model_dir).get("random_seed")
     return random.SystemRandom().randrange(2**31) if seed is None else seed
+
+
+def _make_directory(model_dir: pathlib.Path) -> None:
+    try:
+        model_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--model_dir={model_dir} cannot be written: {error}.") from None
+
+
+def _check_directory(model_dir: pathlib.Path) -> None:
+    there = next(path for path in (model_dir, *model_dir.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UsageError(f"--model_dir={model_dir} cannot be written: {there} does not allow it.")
 
 
 def start_training(
