@@ -14,8 +14,13 @@ def step(leaves, batch):
     return [leaves[0] + batch.sum(), leaves[1] + 1], [batch.sum()]
 
 
+def many(leaves, stacked):
+    leaves, outputs = jax.lax.scan(step, leaves, stacked)
+    return leaves, [x[-1] for x in outputs]
+
+
 def make(wanted="auto", jit=jax.jit):
-    return Dispatcher(step, wanted, jit)
+    return Dispatcher(step, many, wanted=wanted, jit=jit)
 
 
 @pytest.fixture
@@ -40,6 +45,21 @@ def test_several_steps_at_once_do_what_they_do_one_by_one():
     together, last = run([jnp.zeros(()), jnp.zeros((), jnp.int32)], stacked)
     assert_trees_equal(together, alone)
     assert_trees_equal(last, outputs)
+
+
+def test_batches_of_numpy_are_stacked_where_the_device_can_read_them():
+    for dtype in (np.float32, np.int32, np.uint8, bool):
+        _, stacked = make(3).program([np.full((2, 5), i, dtype) for i in range(3)])
+        assert stacked.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(stacked[:, 0, 0], np.arange(3).astype(dtype))
+
+
+@pytest.mark.parametrize(("n_run", "n"), [(100, 11), (1000, 9), (50, 16), (10, 9), (9, 8)])
+def test_the_number_leaves_as_few_single_steps_as_can_be(clock, n_run, n):
+    chosen = make(jit=clock.jit_with({"step": 1e-3, "many": 1e-3}))
+    leaves = [jnp.zeros(()), jnp.zeros((), jnp.int32)]
+    chosen.choose(leaves, np.ones(3, np.float32), n_run)
+    assert chosen.n_together == n
 
 
 def test_when_to_measure_depends_on_numbers_of_steps_alone(early):
@@ -81,7 +101,7 @@ def clock(monkeypatch):
 def test_the_faster_way_is_taken_and_said(clock, one, many, n):
     chosen = make(jit=clock.jit_with({"step": one, "many": many}))
     leaves = [jnp.zeros(()), jnp.zeros((), jnp.int32)]
-    said = chosen.choose(leaves, np.ones(3, np.float32))
+    said = chosen.choose(leaves, np.ones(3, np.float32), 9)
     assert chosen.n_together == n
     assert f"{n} at a time" in said or "one goes to the device at a time" in said
     assert float(leaves[0]) == 0.0  # Measured on copies.
@@ -89,7 +109,7 @@ def test_the_faster_way_is_taken_and_said(clock, one, many, n):
 
 def test_long_steps_compile_no_second_program(clock):
     chosen = make(jit=clock.jit_with({"step": 2e-3, "many": 0.0}))
-    chosen.choose([jnp.zeros(()), jnp.zeros((), jnp.int32)], np.ones(3, np.float32))
+    chosen.choose([jnp.zeros(()), jnp.zeros((), jnp.int32)], np.ones(3, np.float32), 9)
     assert set(clock.ran) == {"step"}
 
 

@@ -4,6 +4,7 @@ import optax
 import pytest
 
 from tekoa.bridges.functions import model_fns
+from tekoa.core import sequence
 from tekoa.core import step as steps
 from tekoa.loop import runner
 from tekoa.loop.dispatch import Dispatcher
@@ -22,7 +23,8 @@ def run(line):
         state = steps.init_state(fns, tx, jax.random.key(0), inputs=(data[0][0],))
         form, place = Form(state), Placement(None)
         step = form.step(steps.make_train_step(fns, line.mse, tx))
-        dispatcher = Dispatcher(step, wanted, place.jit)
+        many = form.step(sequence.make_train_steps(fns, line.mse, tx))
+        dispatcher = Dispatcher(step, many, wanted=wanted, jit=place.jit)
         return runner.Runner(
             state,
             form=form,

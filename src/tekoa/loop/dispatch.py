@@ -7,6 +7,7 @@ of the run: a resumed run reuses it, since the two ways may differ in the last b
 it is tried depends on the number of steps alone, for the same reason.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -16,19 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tekoa.loop.flat import FlatStep, Leaves, Outputs
+from tekoa.loop.flat import FlatStep, Leaves
 
 StepsPerDispatch = int | Literal["auto"]
 
 # A run of fewer short steps ends before a second program would pay for its compilation.
 _FIRST_STEP = 1000
-_N_TOGETHER = 8
+_N_TOGETHER = range(8, 17)
 # Above this a step is too long for the cost of its dispatch to matter.
 _SHORT_STEP_SECONDS = 1.5e-3
 # A scan must pay clearly, or noise would choose it.
 _GAIN = 0.95
 _N_ROUNDS = 5
-_N_STEPS_PER_ROUND = 5 * _N_TOGETHER
+_N_GROUPS_PER_ROUND = 5
+# CPU programs read a numpy array as it is where it starts so, and else copy it first.
+_ALIGNMENT = 64
 
 
 class Dispatcher:
@@ -36,6 +39,7 @@ class Dispatcher:
 
     Args:
         step: The step over lists of arrays.
+        many: The same for several batches, stacked.
         wanted: Steps per dispatch, or "auto".
         jit: Compiles a function that takes over its first argument.
 
@@ -44,23 +48,28 @@ class Dispatcher:
     """
 
     def __init__(
-        self, step: FlatStep, wanted: StepsPerDispatch, jit: Callable[[FlatStep], FlatStep]
+        self,
+        step: FlatStep,
+        many: FlatStep,
+        *,
+        wanted: StepsPerDispatch,
+        jit: Callable[[FlatStep], FlatStep],
     ):
         if wanted != "auto" and (not isinstance(wanted, int) or wanted < 1):
             raise ValueError(f"steps_per_dispatch must be 'auto' or at least 1, got {wanted!r}.")
         self.n_together: int | None = None if wanted == "auto" else wanted
         self.one = jit(step)
-        self._many = jit(_scanned(step))
+        self._many = jit(many)
 
-    def n_next(self, step: int, n_left: int) -> int:
-        """How many steps to run next, from the step number and what is left alone.
+    def n_next(self, n_run: int, n_left: int) -> int:
+        """How many steps to run next, from numbers of steps alone.
 
         Args:
-            step: Completed steps.
+            n_run: Steps since the last one on which a checkpoint falls.
             n_left: Steps that may be run before something else is due.
         """
         n = self.n_together or 1
-        return n if n <= n_left and step % n == 0 else 1
+        return n if n <= n_left and n_run % n == 0 else 1
 
     def program(self, group: list[Any]) -> tuple[FlatStep, Any]:
         """Gives what runs a group of batches, and its argument beside the state."""
@@ -75,38 +84,47 @@ class Dispatcher:
             step: Completed steps.
             n_run: How many of them ran since the previous checkpoint.
         """
-        return self.n_together is None and step >= _FIRST_STEP and n_run > _N_TOGETHER
+        return self.n_together is None and step >= _FIRST_STEP and n_run > min(_N_TOGETHER)
 
-    def choose(self, leaves: Leaves, batch: Any) -> str:
-        """Measures both ways on copies of a state, takes one, and says so in a line."""
-        seconds = self._seconds(leaves, [batch])
+    def choose(self, leaves: Leaves, batch: Any, n_run: int) -> str:
+        """Measures both ways on copies of a state, takes one, and says so in a line.
+
+        Args:
+            leaves: The state.
+            batch: A batch.
+            n_run: Steps from checkpoint to checkpoint: as few as can be are left single.
+        """
+        n = max(_N_TOGETHER, key=lambda n: ((n_run - 1) // n * n, n))
+        n_steps = _N_GROUPS_PER_ROUND * n
+        seconds = self._seconds(leaves, [batch], n_steps)
         if seconds >= _SHORT_STEP_SECONDS:
             self.n_together = 1
             return f"A step takes {seconds:.1e} s: one goes to the device at a time."
-        group = [batch] * _N_TOGETHER
-        self._seconds(leaves, group)  # Compiles.
+        group = [batch] * n
+        self._seconds(leaves, group, n_steps)  # Compiles.
         ratios = []
         while len(ratios) < _N_ROUNDS and not (len(ratios) > 1 and min(ratios) > 2):
-            ratios.append(self._seconds(leaves, group) / self._seconds(leaves, [batch]))
+            alone = self._seconds(leaves, [batch], n_steps)
+            ratios.append(self._seconds(leaves, group, n_steps) / alone)
         gain = statistics.median(ratios)
-        self.n_together = _N_TOGETHER if gain < _GAIN else 1
+        self.n_together = n if gain < _GAIN else 1
         return (
-            f"{_N_TOGETHER} steps in one dispatch take {gain:.2f} of the time of single ones: "
+            f"{n} steps in one dispatch take {gain:.2f} of the time of single ones: "
             f"from here on {self.n_together} at a time."
         )
 
-    def _seconds(self, leaves: Leaves, group: list[Any]) -> float:
+    def _seconds(self, leaves: Leaves, group: list[Any], n_steps: int) -> float:
         """Seconds per step over a round, the stacking of batches included."""
         leaves = jax.block_until_ready(copied(leaves))
         start = time.perf_counter()
-        for _ in range(_N_STEPS_PER_ROUND // len(group)):
+        for _ in range(n_steps // len(group)):
             run, batch = self.program(group)
             leaves, _ = run(leaves, batch)
             if time.perf_counter() - start > 1:
                 jax.block_until_ready(leaves)
                 return 1.0  # Too long by far; no need to know by how much.
         jax.block_until_ready(leaves)
-        return (time.perf_counter() - start) / _N_STEPS_PER_ROUND
+        return (time.perf_counter() - start) / n_steps
 
 
 @jax.jit
@@ -115,15 +133,15 @@ def copied(leaves: Leaves) -> Leaves:
     return [jnp.copy(x) for x in leaves]
 
 
-def _scanned(step: FlatStep) -> FlatStep:
-    def many(leaves: Leaves, stacked: Any) -> tuple[Leaves, Outputs]:
-        leaves, outputs = jax.lax.scan(step, leaves, stacked)
-        return leaves, [x[-1] for x in outputs]
-
-    return many
-
-
 def _stacked(*leaves: Any) -> Any:
     if isinstance(leaves[0], jax.Array):
         return jnp.stack(leaves)
-    return np.stack(leaves)
+    first = np.asarray(leaves[0])
+    return np.stack(leaves, out=_aligned((len(leaves), *first.shape), first.dtype))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    n_bytes = math.prod(shape) * dtype.itemsize
+    room = np.empty(n_bytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    return room[start : start + n_bytes].view(dtype).reshape(shape)

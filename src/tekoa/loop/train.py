@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from tekoa.bridges import detect
-from tekoa.core import guard, metrics, objective, trees
+from tekoa.core import guard, metrics, objective, sequence, trees
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState
@@ -109,7 +109,8 @@ class TrainLoop:
         given = self._fns, task.loss, task.optimizer
         place, form = Placement(devices), Form(state)
         lean = form.step(steps.make_train_step(*given, **options))
-        self._dispatcher = Dispatcher(lean, steps_per_dispatch, place.jit)
+        many = form.step(sequence.make_train_steps(*given, **options))
+        self._dispatcher = Dispatcher(lean, many, wanted=steps_per_dispatch, jit=place.jit)
         last = self._dispatcher.one
         if grads:
             full = steps.make_train_step(*given, keep_grads=True, **options)
@@ -234,7 +235,8 @@ class TrainLoop:
     def _advance(self, target: int) -> Summary:
         """Runs up to `target`, less if the data ends or a stop is asked for."""
         was_exhausted, began = self._runner.is_exhausted, time.perf_counter()
-        stretch = self._runner.advance(target)
+        origin = self.step - self.step % self.n_steps_per_checkpoint
+        stretch = self._runner.advance(target, origin)
         if self._runner.is_exhausted and not was_exhausted:
             self._say(f"The data ended at step {self.step}.")
         if stretch is None:
@@ -249,7 +251,7 @@ class TrainLoop:
         if self.step == target:  # Else a resumed run goes on with the sums of this stretch.
             self._runner.reset_sums()
             if self._dispatcher.is_choice_due(self.step, stretch.n_steps):
-                self._say(self._runner.choose(stretch.batch))
+                self._say(self._runner.choose(stretch))
         return self._record(
             loss=stretch.output.loss,
             grads=stretch.output.grads if stretch.has_grads else None,
