@@ -1,4 +1,5 @@
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -9,6 +10,9 @@ from tekoa import data, store
 from tekoa.estimator import cli, config, modes
 from tekoa.models import mnist
 from tekoa.store import names
+from tekoa.testing import assert_trees_equal
+
+TINY = str(pathlib.Path(__file__).parent / "tiny_model.py")
 
 
 @pytest.mark.parametrize(
@@ -144,3 +148,18 @@ def test_a_run_that_has_gone_further_is_left_as_it_is(trained, tmp_path, capsys)
     assert cli.main(["train", "mnist", f"--model_dir={tmp_path / 'run'}", *flags]) == 0
     assert "Nothing is left to train: 25 steps are done" in capsys.readouterr().out
     assert names.list_steps(tmp_path / "run") == [0, 10, 20, 25]
+
+
+def test_a_run_in_t5x_format_resumes_and_evaluates_as_a_native_one(tmp_path, capsys):
+    found = {}
+    for layout in ("native", "t5x"):
+        flags = [f"--model_dir={tmp_path / layout}", f"--checkpoint_format={layout}", "--ema=0.5"]
+        assert cli.main(["train", TINY, *flags, "--max_train_steps=3"]) == 0
+        assert cli.main(["train", TINY, *flags, "--max_train_steps=6"]) == 0
+        assert "Goes on from step 3." in capsys.readouterr().out
+        assert cli.main(["eval", TINY, *flags[:1], "--eval_pattern=a", "--json"]) == 0
+        found[layout] = store.load(tmp_path / layout), capsys.readouterr().out
+    assert_trees_equal(found["native"], found["t5x"])
+    raw = store.t5x.read(tmp_path / "t5x", step=6)
+    assert_trees_equal(raw["target"], found["native"][0]["model_params"])
+    assert int(raw["state"]["step"]) == 6

@@ -65,6 +65,9 @@ class RunConfig:
         False, "go on though source, seed or batch size are not those of the run so far"
     )
     check_every_steps: int = _flag(1000, "checkpoint, metrics and validation every n steps")
+    checkpoint_format: str = _flag(
+        "native", "native, or t5x for checkpoints that T5X can read", choices=("native", "t5x")
+    )
     max_ckpt: int = _flag(10, "how many of those checkpoints to keep")
     save_every_steps: int | None = _flag(None, "keep a copy under model_dir/save every n steps")
     max_save: int = _flag(3, "how many best checkpoints to keep per metric")

@@ -65,7 +65,7 @@ def run_train(config: RunConfig) -> int:
         loop = _train_loop(program, run, seed, stop_flag)
         validation = program.validation(loop)
         last = None
-        keeper = files.CheckpointFileWriter(run.model_dir, keep=config.max_ckpt)
+        keeper = _writer(run, run.model_dir, keep=config.max_ckpt)
         stack.enter_context(contextlib.closing(keeper))
         runs.start_training(run, seed, n_steps=loop.n_steps, scales=scales)
         stages = _stages(run, _unless_stopping(validation, run, stop_flag), loop.n_steps, stack)
@@ -215,9 +215,14 @@ def _stages(
     writer = tensorboard.SummaryWriter(run.model_dir / "train", params=True)
     yield stack.enter_context(contextlib.closing(writer))
     if config.save_every_steps is not None:
-        saver = files.CheckpointFileWriter(run.model_dir / "save", keep=KEEP_ALL)
+        saver = _writer(run, run.model_dir / "save", keep=KEEP_ALL)
         stack.enter_context(contextlib.closing(saver))
         yield base.when(EverySteps(config.save_every_steps), saver)
+
+
+def _writer(run: runs.Run, directory: pathlib.Path, *, keep: int) -> files.CheckpointFileWriter:
+    layout = "t5x" if run.config.checkpoint_format == "t5x" else "tekoa"
+    return files.CheckpointFileWriter(directory, keep=keep, layout=layout)
 
 
 def _conclude(
