@@ -78,9 +78,11 @@ def _by_flags(words: list[str], config: flags.RunConfig) -> int:
 def _mode(name: str) -> Callable[[list[str], flags.RunConfig], int]:
     def run(words: list[str], config: flags.RunConfig) -> int:
         config = _with_model(words, config)
-        from tekoa.estimator import modes
+        from tekoa.estimator import compile_cache, modes
 
-        return getattr(modes, f"run_{name}")(config)
+        # A dry run writes nothing, and tells how long compiling takes.
+        with compile_cache.opened(compile_cache.OFF if config.dry_run else config.compile_cache):
+            return getattr(modes, f"run_{name}")(config)
 
     return run
 

@@ -87,6 +87,9 @@ class RunConfig:
         choices=("stop", "skip", "ignore"),
     )
     steps_per_dispatch: str = _flag("auto", "steps that go to the device at once, or auto")
+    compile_cache: str | None = _flag(
+        None, "where compiled programs are kept, or off; the user's cache directory if not given"
+    )
     progress: bool = _flag(True, "show a progress bar")
     to: str | None = _flag(
         None, "format that `tekoa convert` writes: t5x or tekoa", choices=("t5x", "tekoa")

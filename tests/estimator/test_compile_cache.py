@@ -1,0 +1,125 @@
+import contextlib
+import os
+import pathlib
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tekoa import store
+from tekoa.estimator import cli, compile_cache
+from tekoa.testing import assert_trees_equal
+
+TINY = str(pathlib.Path(__file__).parent / "tiny_model.py")
+
+
+@contextlib.contextmanager
+def counted():
+    """Counts hits and misses of JAX's cache."""
+    events = []
+    listen = lambda event, **_: events.append(event.removeprefix("/jax/compilation_cache/"))
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield lambda: (events.count("cache_hits"), events.count("cache_misses"))
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+
+
+def entries(directory):
+    return [path for path in directory.rglob("*-cache") if path.is_file()]
+
+
+def compiled_sum(n):
+    """Compiles a program that no other test has."""
+    return float(jax.jit(lambda x: x.sum() * n)(jnp.ones(n)))
+
+
+def test_a_second_start_finds_what_the_first_compiled_and_makes_the_same_bits(tmp_path):
+    counts = {}
+    for name in ("first", "second", "without"):
+        cache = "off" if name == "without" else tmp_path / "cache"
+        flags = [f"--model_dir={tmp_path / name}", f"--compile_cache={cache}"]
+        with counted() as count:
+            assert cli.main(["train", TINY, *flags]) == 0
+            counts[name] = count()
+    assert counts["first"][1] > 0
+    assert counts["second"][1] == 0
+    assert counts["second"][0] > 0
+    assert counts["without"] == (0, 0)
+    states = [store.load(tmp_path / name) for name in counts]
+    assert_trees_equal(states[0], states[1])
+    assert_trees_equal(states[0], states[2])
+
+
+def test_settings_of_jax_are_as_before(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    with compile_cache.opened(str(tmp_path)):
+        assert jax.config.jax_compilation_cache_dir.startswith(str(tmp_path))
+    assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_a_cache_set_for_jax_itself_is_left_alone(tmp_path):
+    with compile_cache.opened(str(tmp_path / "own")):
+        own = jax.config.jax_compilation_cache_dir
+        with compile_cache.opened(None):
+            assert jax.config.jax_compilation_cache_dir == own
+
+
+def test_damaged_entries_are_compiled_anew_and_replaced(tmp_path, capsys):
+    with compile_cache.opened(str(tmp_path)):
+        expected = compiled_sum(7)
+    for entry in entries(tmp_path):
+        entry.write_bytes(entry.read_bytes()[:-20])
+    with compile_cache.opened(str(tmp_path)):
+        assert compiled_sum(7) == expected
+    assert capsys.readouterr().err.count("could not be read") == 1
+    with counted() as count, compile_cache.opened(str(tmp_path)):
+        assert compiled_sum(7) == expected
+        assert count()[1] == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_directory_that_cannot_be_used_is_a_line(tmp_path, capsys, name):
+    (tmp_path / "file").write_text("")
+    with compile_cache.opened(str(tmp_path / name)):
+        assert compiled_sum(5) == 25
+    assert "Nothing compiled is kept" in capsys.readouterr().err
+
+
+def test_one_that_stops_to_be_writable_is_a_line(tmp_path, capsys):
+    with compile_cache.opened(str(tmp_path)):
+        (directory,) = tmp_path.iterdir()
+        directory.rmdir()
+        directory.write_text("")
+        assert compiled_sum(11) == 121
+        assert compiled_sum(12) == 144
+    said = capsys.readouterr().err
+    assert 0 < said.count("could not be") == said.count("\n") <= 2
+
+
+def test_other_warnings_are_shown_as_ever(tmp_path):
+    with (
+        warnings.catch_warnings(record=True) as seen,
+        compile_cache.opened(str(tmp_path)),
+    ):
+        warnings.simplefilter("always")
+        warnings.warn("look out", stacklevel=1)
+    assert [str(each.message) for each in seen] == ["look out"]
+
+
+def test_the_oldest_entries_go_first(tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}").write_bytes(bytes(10))
+        os.utime(tmp_path / f"{i}", (100 - i, 100 - i))
+    compile_cache.prune(tmp_path, max_bytes=25)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_the_users_cache_directory_is_the_default(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compile_cache.default_dir() == tmp_path / "tekoa" / "xla"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compile_cache.default_dir() == tmp_path / ".cache" / "tekoa" / "xla"
