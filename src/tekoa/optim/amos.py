@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 from tekoa.core import rules, trees
+from tekoa.optim import amos_shapes
 
 ScheduleOrFloat = float | jax.Array | Callable[[jax.Array], Any]
 
@@ -122,10 +123,12 @@ def scale_by_amos(
         record = _record.get()
 
         def slot(name: trees.Name, param: Any) -> jax.Array:
-            eta = _eta(eta_fn, name, jnp.shape(param))
+            eta = amos_shapes.eta_of(eta_fn, name, jnp.shape(param))
             if record is not None:
                 record["/".join(name)] = float(np.sqrt(np.mean(np.square(eta, dtype=np.float64))))
-            return jnp.zeros(_slot_shape(shape_fn, name, jnp.shape(param)), _compute_dtype(param))
+            # Split over devices as the parameter is, where it has the same shape.
+            shape = amos_shapes.slot_shape_of(shape_fn, name, jnp.shape(param))
+            return jnp.zeros_like(param, _compute_dtype(param), shape)
 
         v, b = trees.map_named(slot, params), trees.map_named(slot, params)
         return ScaleByAmosState(count=jnp.zeros((), jnp.int32), v=v, b=b)
@@ -146,7 +149,7 @@ def scale_by_amos(
                 return None, v, b
             dtype = _compute_dtype(param)
             theta, grad = jnp.asarray(param, dtype), jnp.asarray(g, dtype)
-            eta = jnp.asarray(_eta(eta_fn, name, theta.shape), dtype)
+            eta = jnp.asarray(amos_shapes.eta_of(eta_fn, name, theta.shape), dtype)
             # The letters are the paper's: theta, g, v, b, eta, xi, gamma, D.
             g2 = _reduced_mean(jnp.square(grad), v.shape)
             v = (beta * v + (1 - beta) * g2).astype(dtype)
@@ -204,7 +207,10 @@ def _in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformatio
         new, state = tx.update(widen(updates), state, params)
         return jax.tree.map(lambda x, g: x.astype(jnp.result_type(g)), new, updates), state
 
-    return optax.GradientTransformation(lambda params: tx.init(widen(params)), update)
+    def init(params: trees.PyTree) -> optax.OptState:
+        return tx.init(jax.tree.map(lambda x: jnp.zeros_like(x, _compute_dtype(x)), params))
+
+    return optax.GradientTransformation(init, update)
 
 
 def _map_slots(
@@ -261,44 +267,6 @@ def _compute_dtype(param: Any) -> jnp.dtype:
             "Leave it out with optax.masked or tekoa.optim.groups."
         )
     return trees.wide_dtype(param)
-
-
-def _eta(eta_fn: rules.ParamsFn, name: trees.Name, shape: tuple[int, ...]) -> Any:
-    with jax.ensure_compile_time_eval():  # It may compute with jnp, also under jit.
-        eta = np.asarray(eta_fn(name, shape))
-    values = eta.astype(np.float64)
-    if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise ValueError(
-            f"The scale (eta) of {'/'.join(name)!r} of shape {shape} must be finite and not "
-            f"negative, got {eta}."
-        )
-    if not _broadcasts(values.shape, shape):
-        raise ValueError(
-            f"The scale (eta) of {'/'.join(name)!r} has shape {values.shape}, which does not "
-            f"broadcast to the variable's {shape}."
-        )
-    return eta
-
-
-def _slot_shape(
-    shape_fn: rules.ParamsFn | None, name: trees.Name, shape: tuple[int, ...]
-) -> tuple[int, ...]:
-    if shape_fn is None:
-        return shape
-    wanted = shape_fn(name, shape)
-    slot_shape = tuple(wanted) if isinstance(wanted, (tuple, list)) else None
-    if slot_shape is None or not _broadcasts(slot_shape, shape):
-        raise ValueError(
-            f"The slot shape of {'/'.join(name)!r} must broadcast to the variable's {shape} "
-            f"(same axes or 1, or () for one number), got {wanted!r}."
-        )
-    return slot_shape
-
-
-def _broadcasts(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
-    if len(small) > len(large):
-        return False
-    return all(m in (1, n) for m, n in zip(small[::-1], large[::-1]))
 
 
 def _check_range(name: str, value: Any, low: float, high: float) -> None:

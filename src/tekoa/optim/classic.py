@@ -233,7 +233,7 @@ def _triple(init: Any, update: Any) -> Any:
 
 
 def _zeros(x: jax.Array) -> jax.Array:
-    return jnp.zeros(x.shape, trees.wide_dtype(x))
+    return jnp.zeros_like(x, trees.wide_dtype(x))
 
 
 def _with_slots(n: int) -> Any:

@@ -50,8 +50,7 @@ def from_triple(triple: packed.Optimizer) -> optax.GradientTransformation:
     triple = packed.Optimizer(*triple)
 
     def init(params: trees.PyTree) -> FromTripleState:
-        params = jax.tree.map(trees.widen, params)
-        opt_state = triple.init_fn(params)
+        opt_state = triple.init_fn(jax.tree.map(_start, params))
         return FromTripleState(jnp.zeros((), jnp.int32), _slots(triple, opt_state))
 
     def update(
@@ -71,6 +70,12 @@ def from_triple(triple: packed.Optimizer) -> optax.GradientTransformation:
         return steps, FromTripleState(count, _slots(triple, opt_state))
 
     return optax.GradientTransformation(init, update)
+
+
+def _start(param: Any) -> jax.Array:
+    """A parameter to make slots of; optax's optimizers too take one that is only a shape."""
+    is_shape = isinstance(param, jax.ShapeDtypeStruct)
+    return trees.widen(jnp.zeros_like(param) if is_shape else param)
 
 
 def _slots(triple: packed.Optimizer, opt_state: Any) -> Any:
