@@ -60,12 +60,12 @@ def init_state(
             sums=metrics.zeros(dict.fromkeys(metric_names)),
             health=healthy(),
         )
-        return jax.tree.map(_own, state)
+        return jax.tree.map(owned, state)
 
     return made(params, variables, carry, state_rng)
 
 
-def _own(x: Any) -> jax.Array:
+def owned(x: Any) -> jax.Array:
     """A copy that can be donated, and is not weakly typed: the step would compile twice."""
     x = jnp.copy(x)
     return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x.astype(x.dtype)
@@ -136,7 +136,7 @@ def make_train_step(
             params=params,
             variables=variables,
             opt_state=keep_form(state.opt_state, opt_state, "optimizer state"),
-            average=_moved(state.average, params, ema),
+            average=moved(state.average, params, ema),
             carry=carry,
             sums=_gathered(state.sums, found),
         )
@@ -193,7 +193,8 @@ def make_predict_step(
     return step
 
 
-def _moved(average: PyTree, params: PyTree, ema: float | None) -> PyTree:
+def moved(average: PyTree, params: PyTree, ema: float | None) -> PyTree:
+    """Gives the average after a step; as it is where there is no `ema`."""
     if ema is None:
         return average
     if average is None:
