@@ -36,6 +36,11 @@ def test_orbax_checkpoint_manager_lists_and_reads_committed_steps(saved):
     assert seen["model_params"]["w"].tolist() == [0, 1, 2]
 
 
+def write(folder, values):
+    arrays.write(folder, values)
+    arrays.merge(folder)
+
+
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "float8_e5m2", "bfloat16", "bool", "complex64"])
 def test_odd_dtypes_survive_sharded_and_not(tmp_path, dtype):
     whole = jnp.arange(8).astype(dtype)
@@ -43,7 +48,7 @@ def test_odd_dtypes_survive_sharded_and_not(tmp_path, dtype):
     for value in (whole, sharded(whole, "a"), np.asarray(whole)):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        arrays.write(folder, {name: value})
+        write(folder, {name: value})
         leaf = leaves.Leaf(name=name, shape=(8,), dtype=dtype)
         spread = sharded(whole, "b").sharding
         for read in (
@@ -56,7 +61,7 @@ def test_odd_dtypes_survive_sharded_and_not(tmp_path, dtype):
 
 def test_array_is_read_onto_the_sharding_asked_for(tmp_path):
     value = np.arange(64.0, dtype=np.float32).reshape(8, 8)
-    arrays.write(tmp_path, {("x",): sharded(value, "a", "b")})
+    write(tmp_path, {("x",): sharded(value, "a", "b")})
     wanted = {("x",): leaves.Leaf(name=("x",), shape=(8, 8), dtype="float32")}
     target = sharded(value, None, ("a", "b")).sharding
     read = arrays.read(tmp_path, wanted, {("x",): target})[("x",)]
@@ -65,17 +70,26 @@ def test_array_is_read_onto_the_sharding_asked_for(tmp_path):
 
 
 def test_index_that_promises_more_than_the_files_hold_is_refused(tmp_path):
-    arrays.write(tmp_path, {("x",): np.zeros(4, np.float32)})
+    write(tmp_path, {("x",): np.zeros(4, np.float32)})
     huge = leaves.Leaf(name=("x",), shape=(2**40,), dtype="float32")
     with pytest.raises(errors.DamagedError, match="the files hold"):
         arrays.read(tmp_path, {("x",): huge}, {})
 
 
 def test_array_of_another_shape_or_name_is_refused(tmp_path):
-    arrays.write(tmp_path, {("x",): np.zeros(40, np.float32)})
+    write(tmp_path, {("x",): np.zeros(40, np.float32)})
     other = leaves.Leaf(name=("x",), shape=(20,), dtype="float32")
     with pytest.raises(errors.DamagedError, match=r"float32\[40\].*float32\[20\]"):
         arrays.read(tmp_path, {("x",): other}, {})
     missing = leaves.Leaf(name=("y",), shape=(2,), dtype="float32")
     with pytest.raises(errors.DamagedError, match="'y' cannot be read"):
         arrays.read(tmp_path, {("y",): missing}, {})
+
+
+def test_own_files_of_a_process_are_those_that_only_it_writes(tmp_path):
+    for name in ("ocdbt.process_0/d", "ocdbt.process_1/d", "d"):
+        path = tmp_path / "default" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert arrays.own_files(tmp_path, 1) == ["default/ocdbt.process_1/d"]
+    assert arrays.own_files(tmp_path, 2) == []

@@ -6,6 +6,7 @@ are not compressed: trained weights hardly shrink, and a size on disk below the 
 in memory can then be refused as damage.
 """
 
+import contextlib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from tekoa.core import trees
-from tekoa.store import errors, faultpoints, leaves, names
+from tekoa.store import errors, faultpoints, files, leaves, names
 
 FOLDER = "default"
 
@@ -26,7 +27,7 @@ _NATIVE = frozenset(
 
 
 def write(directory: pathlib.Path, arrays: Mapping[trees.Name, Any]) -> None:
-    """Writes arrays into a step that is being made.
+    """Writes arrays into a step that is being made; `merge` must follow.
 
     Args:
         directory: The step's temporary directory.
@@ -43,14 +44,33 @@ def write(directory: pathlib.Path, arrays: Mapping[trees.Name, Any]) -> None:
     if not stored:
         return
     folder = etils.epath.Path(directory / FOLDER)
-    folder.mkdir()
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False, use_compression=False)
-    try:
+    folder.mkdir(exist_ok=True)
+    with contextlib.closing(_handler()) as handler:
         handler.save(folder, args=ocp.args.PyTreeSave(nest(stored, names.escape)))
-        faultpoints.reach("mid_write")
-        handler.finalize(folder)
-    finally:
-        handler.close()
+    faultpoints.reach("mid_write")
+
+
+def merge(directory: pathlib.Path) -> None:
+    """Joins what all processes have written into one; one of them calls it."""
+    import etils.epath
+
+    folder = directory / FOLDER
+    if folder.is_dir():
+        with contextlib.closing(_handler()) as handler:
+            handler.finalize(etils.epath.Path(folder))
+
+
+def own_files(directory: pathlib.Path, index: int) -> list[str]:
+    """The files that process `index` of several wrote and nobody else touches."""
+    folder = directory / FOLDER / f"ocdbt.process_{index}"
+    paths = [path for path, is_dir in files.walk(folder) if not is_dir] if folder.is_dir() else []
+    return [f"{FOLDER}/{folder.name}/{path}" for path in paths]
+
+
+def _handler() -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False, use_compression=False)
 
 
 def nest(flat: Mapping[trees.Name, Any], rename: Callable[[str], str] = str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tekoa.store import errors, faultpoints, files, manifest, names
@@ -44,23 +44,62 @@ def commit(
         errors.StoreError: If the step exists already, or the lease is lost.
         OSError: If the disk refuses.
     """
+    tmp = begin(lease, step)
+    try:
+        write(tmp)
+        return publish(lease, step, tmp, layout=layout, facts=facts)
+    except BaseException:
+        shutil.rmtree(tmp, ignore_errors=True)
+        raise
+
+
+def begin(lease: lease_lib.Lease, step: int) -> pathlib.Path:
+    """Makes the temporary directory of a step that will be committed.
+
+    Raises:
+        errors.StoreError: If the step exists already, or the lease is lost.
+    """
     final = names.step_dir(lease.directory, step)
     if final.exists():
         raise errors.StoreError(f"{final} exists; a committed step is never overwritten.")
     tmp = names.tmp_dir(lease.directory, step)
-    try:
-        with lease.fence():
-            os.mkdir(tmp)
-        faultpoints.reach("before_write")
-        write(tmp)
-        faultpoints.reach("before_manifest")
-        manifest.seal(tmp, step=step, layout=layout, facts=facts or {})
-        faultpoints.reach("before_rename")
-        with lease.fence():
-            os.rename(tmp, final)
-    except BaseException:
-        shutil.rmtree(tmp, ignore_errors=True)
-        raise
+    with lease.fence():
+        os.mkdir(tmp)
+    faultpoints.reach("before_write")
+    return tmp
+
+
+def publish(
+    lease: lease_lib.Lease,
+    step: int,
+    tmp: pathlib.Path,
+    *,
+    layout: str,
+    facts: dict[str, Any] | None = None,
+    known: Mapping[str, tuple[int, int]] | None = None,
+) -> pathlib.Path:
+    """Seals a step that is completely written and makes it visible.
+
+    Args:
+        lease: The right to write in the directory.
+        step: The step.
+        tmp: What `begin` gave.
+        layout: How the arrays are stored, for the manifest.
+        facts: JSON values for the manifest.
+        known: As `manifest.seal` takes it.
+
+    Returns:
+        The directory of the committed step.
+
+    Raises:
+        errors.StoreError: If the lease is lost.
+    """
+    final = names.step_dir(lease.directory, step)
+    faultpoints.reach("before_manifest")
+    manifest.seal(tmp, step=step, layout=layout, facts=facts or {}, known=known)
+    faultpoints.reach("before_rename")
+    with lease.fence():
+        os.rename(tmp, final)
     faultpoints.reach("after_rename")
     files.fsync(lease.directory)
     return final

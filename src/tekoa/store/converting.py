@@ -37,6 +37,7 @@ def convert(
 
     def write(tmp: pathlib.Path) -> None:
         steps.write_step(tmp, opened.index, values, layout=layout, axes=axes or {})
+        steps.finish_step(tmp, opened.index, layout=layout)
 
     facts = {"meta_hash": commit.meta_hash(opened.index.meta)}
     with lease_lib.held(directory) as lease:

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import zlib
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from tekoa.store import errors, files, names
@@ -35,7 +36,14 @@ class Manifest:
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def seal(directory: pathlib.Path, *, step: int, layout: str, facts: dict[str, Any]) -> Manifest:
+def seal(
+    directory: pathlib.Path,
+    *,
+    step: int,
+    layout: str,
+    facts: dict[str, Any],
+    known: Mapping[str, tuple[int, int]] | None = None,
+) -> Manifest:
     """Checksums and syncs everything in `directory`, then writes its manifest.
 
     Args:
@@ -43,13 +51,16 @@ def seal(directory: pathlib.Path, *, step: int, layout: str, facts: dict[str, An
         step: Its step.
         layout: How its arrays are stored.
         facts: See `Manifest.facts`.
+        known: Size and CRC-32 of files that other processes wrote and synced.
 
     Returns:
         The manifest as written.
     """
+    known = known or {}
     found = list(files.walk(directory))
     folders = [path for path, is_dir in found if is_dir]
-    listed = files.checksums(directory, (p for p, is_dir in found if not is_dir), sync=True)
+    own = [path for path, is_dir in found if not is_dir and path not in known]
+    listed = {**known, **files.checksums(directory, own, sync=True)}
     manifest = Manifest(step=step, layout=layout, files=listed, facts=facts)
     body = json.dumps({"version": VERSION, **dataclasses.asdict(manifest)}).encode()
     files.write_new(directory / names.MANIFEST, body + b"\n%08x\n" % zlib.crc32(body))

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 
-from tekoa.core import trees
+from tekoa.core import hosts, trees
 from tekoa.store import arrays, errors, files, leaves, manifest, names, t5x, t5x_step
 
 Layout = Literal["tekoa", "t5x"]
@@ -108,7 +108,9 @@ def write_step(
     layout: Layout,
     axes: Mapping[str, Any],
 ) -> None:
-    """Writes the files of a step into the directory of a commit.
+    """Writes this process's files of a step into the directory of a commit.
+
+    `finish_step` must follow, on one process, when all have written.
 
     Args:
         directory: The temporary directory.
@@ -117,8 +119,14 @@ def write_step(
         layout: The format.
         axes: For 't5x': by item, a tree of axes as `t5x.write` takes it.
     """
-    if layout == "t5x":
-        t5x_step.write(directory, index, values, axes)
-    else:
+    if layout == "tekoa":
         arrays.write(directory, values)
+    elif hosts.current().is_writer:
+        t5x_step.write(directory, index, values, axes)
+
+
+def finish_step(directory: pathlib.Path, index: leaves.Index, *, layout: Layout) -> None:
+    """Writes what a step has once, however many processes wrote its arrays."""
+    if layout == "tekoa":
+        arrays.merge(directory)
         leaves.write_index(directory, index)

@@ -4,6 +4,7 @@ Holds the lease, saves steps in the background, removes those that no rule keeps
 restores the newest good one. It knows trees by name and nothing of loops.
 """
 
+import itertools
 import json
 import logging
 import operator
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tekoa.core import hosts
 from tekoa.core.trees import PyTree
 from tekoa.store import (
     background,
@@ -24,10 +26,13 @@ from tekoa.store import (
     restoring,
     retention,
     steps,
+    together,
 )
 from tekoa.store import lease as lease_lib
 
 _log = logging.getLogger("tekoa.store")
+# The processes of a group open their stores in the same order.
+_numbers = itertools.count(1)
 
 
 class Store:
@@ -42,7 +47,8 @@ class Store:
         grace_seconds: How long the end of the program waits for a save.
 
     Raises:
-        errors.LeaseHeldError: If another process writes there.
+        errors.LeaseHeldError: If another process writes there. Of processes that train
+            together process 0 holds the lease and commits.
         errors.StoreError: If the directory cannot be written.
     """
 
@@ -61,12 +67,18 @@ class Store:
         self._rules = tuple(keep)
         self._layout: steps.Layout = layout
         self._axes = dict(axes or {})
-        self._lease, is_first = lease_lib.acquire(directory)
-        self.directory = self._lease.directory
+        self._group = hosts.current()
+        self._what = f"store {next(_numbers)}"
+        self._lease: lease_lib.Lease | None = None
+        together.run_on_writer(self._group, f"{self._what}, open", lambda: self._open(directory))
+        self.directory = pathlib.Path(directory).resolve()
         self._runner = background.Runner(fatal_after=fatal_after, grace_seconds=grace_seconds)
         self._metrics: dict[int, dict[str, float]] = {}
         self._mine: set[int] = set()
         self._is_open = True
+
+    def _open(self, directory: str | os.PathLike[str]) -> None:
+        self._lease, is_first = lease_lib.acquire(directory)
         if is_first:
             commit.sweep(self._lease)
 
@@ -103,7 +115,7 @@ class Store:
         if not self._is_open:
             raise errors.StoreError(f"{self.directory}: the store is closed. Open a new one.")
         step = operator.index(step)
-        path = names.step_dir(self.directory, step)
+        names.step_dir(self.directory, step)  # Refuses a number that names no step.
         snapshot = leaves.snapshot(items)
         body = json.loads(json.dumps(dict(meta or {}), default=_plain_number))
         scores = {name: float(value) for name, value in (metrics or {}).items()}
@@ -113,7 +125,7 @@ class Store:
                 _log.info("step %d is already saved", step)
                 return
             started = time.monotonic()
-            if exist_ok and path.is_dir() and self._is_whole(step):
+            if exist_ok and self._is_there(step):
                 _log.info("step %d was already saved by an earlier run", step)
             else:
                 self._write(step, snapshot(), body, scores)
@@ -121,22 +133,28 @@ class Store:
             self._mine.add(step)
             if on_commit is not None:
                 on_commit(step)
-            self._retain()
+            if self._lease is not None:
+                self._retain(self._lease)
 
         self._runner.start(f"{self.directory}: saving step {step}", job)
 
-    def _is_whole(self, step: int) -> bool:
-        """Checks a step of an earlier run; a damaged one is put aside."""
-        try:
-            steps.open_step(names.step_dir(self.directory, step))
-        except errors.DamagedError as error:
-            self._put_aside(step, str(error))
-            return False
-        return True
+    def _is_there(self, step: int) -> bool:
+        """Whether an earlier run saved the step; a damaged one is put aside."""
+        path = names.step_dir(self.directory, step)
+
+        def is_whole() -> bool:
+            try:
+                return path.is_dir() and steps.open_step(path) is not None
+            except errors.DamagedError as error:
+                self._put_aside(step, str(error))
+                return False
+
+        return together.run_on_writer(self._group, f"{self._what}, look for {step}", is_whole)
 
     def _put_aside(self, step: int, reason: str) -> None:
-        where = commit.quarantine(self._lease, step)
-        _log.warning("put step %d aside as %s: %s", step, where.name, reason)
+        if self._lease is not None:
+            where = commit.quarantine(self._lease, step)
+            _log.warning("put step %d aside as %s: %s", step, where.name, reason)
 
     def _write(
         self,
@@ -160,15 +178,23 @@ class Store:
             values = {leaf.name: value for leaf, value in kept}
             steps.write_step(directory, index, values, layout=self._layout, axes=self._axes)
 
-        facts = {"meta_hash": commit.meta_hash(meta)}
-        commit.commit(self._lease, step, write, layout=self._layout, facts=facts)
+        together.save(
+            self._group,
+            self._lease,
+            f"{self._what}, save of step {step}",
+            step=step,
+            write=write,
+            finish=lambda tmp: steps.finish_step(tmp, index, layout=self._layout),
+            layout=self._layout,
+            facts={"meta_hash": commit.meta_hash(meta)},
+        )
         self._metrics[step] = metrics
 
-    def _retain(self) -> None:
+    def _retain(self, lease: lease_lib.Lease) -> None:
         self._metrics = {n: self._metrics_of(n) for n in self.steps()}
         for n in retention.to_remove(self._rules, self._metrics, self.directory):
             try:
-                commit.remove(self._lease, n)
+                commit.remove(lease, n)
                 _log.info("removed step %d: no rule keeps it", n)
             except OSError as error:
                 # The save itself is on disk: too many steps are better than a failure.
@@ -236,7 +262,8 @@ class Store:
         try:
             self._runner.close(grace_seconds)
         finally:
-            self._lease.release()
+            if self._lease is not None:
+                self._lease.release()
 
     def __enter__(self) -> "Store":
         return self
