@@ -64,14 +64,14 @@ def test_only_process_0_does_the_writers_work():
     assert done == [0]
 
 
-def test_a_failure_of_one_is_a_failure_of_all_with_its_code():
+def test_a_failure_of_one_is_the_same_failure_of_all():
     def work():
         raise errors.LeaseHeldError("taken")
 
     first, second = on_each(lambda group: together.run_on_writer(group, "open", work))
     assert isinstance(first, errors.LeaseHeldError)
     assert "open failed on process 0: LeaseHeldError: taken" in str(second)
-    assert second.exit_code == errors.LeaseHeldError.exit_code == 73
+    assert isinstance(second, errors.LeaseHeldError)
 
 
 @pytest.fixture
@@ -125,5 +125,5 @@ def test_a_commit_that_fails_is_known_to_all_and_leaves_nothing(held):
 
     found = on_each(lambda group: save(group, held, write_of(group), finish))
     assert isinstance(found[0], errors.FencedError)
-    assert found[1].exit_code == errors.FencedError.exit_code
+    assert isinstance(found[1], errors.FencedError)
     assert os.listdir(held.directory) == []

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tekoa.core import hosts_hub, hosts_link
@@ -90,11 +91,20 @@ class Hosts:
                     f"{index} has {other!r}. Give all of them the same command."
                 )
 
+    def watch_signals(self, signal_name: Callable[[], str | None]) -> None:
+        """Lets the others know of a signal also while this process polls nothing."""
+        if self.link is not None:
+            self.link.signal_name = signal_name
+
     def is_stop_due(self, signal_name: str | None) -> bool:
         """Whether to stop now: the answer is the same at the same call on all processes."""
         if self.link is None:
             return signal_name is not None
         return self.link.is_stop_due(signal_name)
+
+    def is_stop_asked(self) -> bool:
+        """Whether any process has asked for a stop, as far as is known here."""
+        return self.link is not None and bool(self.link.stopped_by)
 
     def leave(self, code: int, why: str = "") -> None:
         """Ends this process's part; returns once the others have ended theirs.

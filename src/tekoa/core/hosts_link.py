@@ -33,6 +33,8 @@ class Link:
     Attributes:
         who: Every process in words, by number.
         stopped_by: Who asked for a stop, and by which signal; empty before.
+        signal_name: Gives the signal that this process got, None if it got none; looked at
+            also while the program polls nothing.
 
     Raises:
         RefusedError: If the numbers of the processes do not fit together.
@@ -60,6 +62,7 @@ class Link:
         self._n_polls, self._has_asked = 0, False
         self._stop_at: int | None = None
         self.stopped_by: dict[str, Any] = {}
+        self.signal_name: Callable[[], str | None] = lambda: None
         self._is_leaving, self._is_over = False, threading.Event()
         deadline = time.monotonic() + start_timeout_seconds
         self._socket = _connect((host, port), deadline)
@@ -114,10 +117,14 @@ class Link:
         """
         with self._counting:
             self._n_polls += 1
-            if signal_name is not None and not self._has_asked:
-                self._has_asked = True
-                self._send({"ask_stop": signal_name})
+            if signal_name is not None:
+                self._ask_stop(signal_name)
             return self._stop_at is not None and self._n_polls >= self._stop_at
+
+    def _ask_stop(self, signal_name: str) -> None:
+        if not self._has_asked:
+            self._has_asked = True
+            self._send({"ask_stop": signal_name})
 
     def leave(self, code: int, why: str = "") -> None:
         """Says that this process ends; waits until all do, for some seconds if it failed."""
@@ -163,6 +170,8 @@ class Link:
     def _beat(self) -> None:
         while not self._is_over.wait(hosts_hub.TICK_SECONDS):
             self._send({"beat": True})
+            if (name := self.signal_name()) is not None:
+                self._ask_stop(name)
             self._n_silent_ticks += 1
             if self._n_silent_ticks > self._n_ticks:
                 self._lose(

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tekoa.core import trees
-from tekoa.store import errors, leaves, manifest, steps, walkback
+from tekoa.core import hosts, putting, trees
+from tekoa.store import errors, leaves, manifest, steps, together, walkback
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,38 @@ def restore(
 
     if step is not None:
         return use(steps.find(directory, step))
+    if hosts.current().count > 1:
+        return _restore_together(hosts.current(), directory, targets, verify=verify, cast=cast)
     found = walkback.newest_usable(directory, use)
     return found and dataclasses.replace(found.value, skipped=found.skipped)
+
+
+def _restore_together(
+    group: hosts.Hosts,
+    directory: str | os.PathLike[str],
+    targets: Mapping[str, trees.PyTree],
+    *,
+    verify: manifest.Verify,
+    cast: bool,
+) -> Restored | None:
+    """Process 0 finds the newest good step; all read it, each its own shards."""
+
+    def find() -> dict[str, Any] | None:
+        found = walkback.newest_usable(
+            directory, lambda path: steps.open_step(path, verify=verify).index.step
+        )
+        return found and {
+            "step": found.step,
+            "skipped": [[skip.step, skip.reason] for skip in found.skipped],
+        }
+
+    chosen = together.run_on_writer(group, f"search for the newest step of {directory}", find)
+    if chosen is None:
+        return None
+    path = steps.find(directory, chosen["step"])
+    restored = restore_step(steps.open_step(path, verify="none"), targets, cast=cast)
+    skipped = [walkback.Skipped(step=step, reason=reason) for step, reason in chosen["skipped"]]
+    return dataclasses.replace(restored, skipped=skipped)
 
 
 def restore_step(
@@ -187,7 +217,7 @@ def _place(
         for name, target in wanted.items()
         if isinstance(target, jax.Array | jax.ShapeDtypeStruct)
     }
-    moved = jax.device_put([placed[name] for name in on_devices], list(on_devices.values()))
+    moved = putting.put([placed[name] for name in on_devices], list(on_devices.values()))
     for name, value in zip(on_devices, moved, strict=True):
         if value.dtype != wanted[name].dtype:
             raise errors.MismatchError(

@@ -1,7 +1,8 @@
 """A wish to stop, as a flag that loops look at.
 
 SIGTERM, SIGINT and SIGUSR1 only set the flag: the loop that polls it saves and ends
-with `EXIT_STOPPED`. A second signal ends the process at once.
+with `EXIT_STOPPED`. A second signal ends the process at once. Of processes that train
+together any one may get the signal; all see the flag set at the same poll.
 """
 
 import contextlib
@@ -10,24 +11,41 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
+from tekoa.core import hosts
+
 # As sysexits' EX_TEMPFAIL: stopped, and can be resumed.
 EXIT_STOPPED = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopFlag:
-    """Set by a signal; read by `is_set`, which costs an attribute lookup.
+    """Set by a signal; read by `is_set`, which costs next to nothing.
 
     Attributes:
-        signal: The signal that set it, None while it is not set.
+        signal: The signal that this process got, None if it got none.
     """
 
     def __init__(self):
         self.signal: signal.Signals | None = None
+        self._group = hosts.current()
+        self._group.watch_signals(self._name)
 
     def is_set(self) -> bool:
-        """Tells whether a signal has asked to stop."""
-        return self.signal is not None
+        """Tells whether a signal has asked to stop.
+
+        Processes that train together must poll equally often, as the same program does.
+        """
+        return self._group.is_stop_due(self._name())
+
+    def is_asked(self) -> bool:
+        """Tells whether this process got a signal, or has heard that another one did.
+
+        For a process that waits alone, such as for a checkpoint to come.
+        """
+        return self.signal is not None or self._group.is_stop_asked()
+
+    def _name(self) -> str | None:
+        return None if self.signal is None else self.signal.name
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:

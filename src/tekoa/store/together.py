@@ -24,24 +24,23 @@ def run(group: Hosts, what: str, work: Callable[[], Any]) -> list[Any]:
         work: Gives JSON data.
 
     Raises:
-        errors.StoreError: If it failed on another process; with that one's exit code.
+        errors.StoreError: If it failed on another process; of the same kind as there, if it is
+            one of ours.
         Exception: What `work` raised here.
     """
     own: Exception | None = None
     try:
         outcome = {"value": work()}
     except Exception as error:
-        own = error
-        code = getattr(error, "exit_code", errors.StoreError.exit_code)
-        outcome = {"error": f"{type(error).__name__}: {error}", "code": code}
+        own, kind = error, type(error).__name__
+        outcome = {"error": f"{kind}: {error}", "kind": kind}
     outcomes = group.exchange(what, outcome)
     if own is not None:
         raise own
     for index, other in enumerate(outcomes):
         if "error" in other:
-            error = errors.StoreError(f"{what} failed on process {index}: {other['error']}")
-            error.exit_code = other["code"]
-            raise error
+            kind = getattr(errors, other["kind"], errors.StoreError)
+            raise kind(f"{what} failed on process {index}: {other['error']}")
     return [other["value"] for other in outcomes]
 
 
