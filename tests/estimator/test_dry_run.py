@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from tekoa.estimator import cli, config, dry_run, run
+from tekoa.estimator import cli, config, run
 
 TINY = str(pathlib.Path(__file__).parent / "tiny_model.py")
 
@@ -68,8 +68,8 @@ def test_a_directory_that_cannot_be_written_is_told(tmp_path, capsys):
 
 
 def test_only_a_handful_of_batches_is_read():
-    _, parsed = config.parse(["--module_imp=mnist", "--num_pred_examples=9", "--eval_batch_size=3"])
-    short = dry_run.shortened(run.open_run(parsed)).config
+    flags = ["--module_imp=mnist", "--num_pred_examples=9", "--eval_batch_size=3", "--dry_run"]
+    short = run.open_run(config.parse(flags)[1]).config
     assert (short.num_eval_examples, short.num_pred_examples) == (12, 9)
     assert short.num_valid_examples == 4 * short.valid_batch_size
 

@@ -1,12 +1,14 @@
 """The command `tekoa`: reads the words, calls the mode, tells mistakes plainly.
 
 Exit codes: 0 done, 2 a mistake in the call, 75 stopped by a signal and resumable,
-76 numbers were not finite (the last good state is saved), else that of the store's error:
-65 nothing usable, 66 does not fit the model, 73 another process writes there, 74 saves
-failed, 70 any other.
+76 numbers were not finite (the last good state is saved), 130 interrupted while there was
+nothing to save, 141 nobody reads the output, else that of the store's error: 65 nothing
+usable, 66 does not fit the model, 73 another process writes there, 74 saves failed, 70 any
+other.
 """
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -14,6 +16,8 @@ from tekoa.estimator import config as flags
 
 EXIT_USAGE = 2
 EXIT_NOT_FINITE = 76
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
 
 _USAGE = """Usage: tekoa COMMAND [MODEL] [--flags]
 
@@ -41,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; gives its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or {"--help", "-h", "help"} & set(arguments):
-        print(_USAGE + flags.help_text())
+        print(_help(arguments))
         return 0 if arguments else EXIT_USAGE
     try:
         words, config = flags.parse(arguments)
@@ -49,12 +53,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except flags.UsageError as error:
         print(f"tekoa: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("tekoa: interrupted.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads the output any more; Python must not try to flush it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     except Exception as error:
         code = _known(error)
         if code is None:
             raise
         print(f"tekoa: {error}", file=sys.stderr)
         return code
+
+
+def _help(arguments: Sequence[str]) -> str:
+    """All that there is, or what belongs to the command that was named."""
+    named = [word for word in arguments if word in _COMMANDS]
+    if not named:
+        return _USAGE + flags.help_text()
+    lines = [line for line in _USAGE.splitlines() if line.startswith(f"  {named[0]} ")]
+    return "\n".join([*lines, "", "Flags:", flags.help_text(named[0])])
 
 
 def _command(words: list[str]) -> Callable[[list[str], flags.RunConfig], int]:
@@ -135,7 +155,7 @@ def _known(error: Exception) -> int | None:
     from tekoa.data import DataError
     from tekoa.store.errors import StoreError
 
-    if isinstance(error, DataError):
+    if isinstance(error, (DataError, PermissionError)):
         return EXIT_USAGE
     if isinstance(error, NonFiniteError):
         return EXIT_NOT_FINITE

@@ -15,8 +15,18 @@ class UsageError(Exception):
     """A mistake of the command's user; shown as one message, without a traceback."""
 
 
-def _flag(default: Any, text: str, *, choices: tuple[str, ...] = ()) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text, "choices": choices})
+def _flag(
+    default: Any,
+    text: str,
+    *,
+    only: str = "",
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """A flag: its default, its line of help, the commands that take it, what it may be."""
+    facts = {"help": text, "only": only.split(), "choices": choices, "range": (least, most)}
+    return dataclasses.field(default=default, metadata=facts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,62 +50,117 @@ class RunConfig:
         choices=("train", "eval_once", "eval_wait", "predict"),
     )
     dry_run: bool = _flag(False, "compile and read some data; change nothing on disk")
-    max_train_steps: int | None = _flag(None, "where training ends")
-    train_epochs: int | None = _flag(None, "passes over the data; None: repeat for ever")
-    random_seed: int | None = _flag(None, "drawn once and stored with the run if not given")
-    train_pattern: str | None = _flag(None, "data to train on, comma-separated")
-    valid_pattern: str | None = _flag(None, "data to validate on while training")
-    eval_pattern: str | None = _flag(None, "data to evaluate on")
-    pred_pattern: str | None = _flag(None, "data to predict")
-    train_batch_size: int = _flag(64, "rows of a batch, over all devices")
-    valid_batch_size: int = _flag(64, "rows of a batch, over all devices")
-    eval_batch_size: int = _flag(256, "rows of a batch, over all devices")
-    pred_batch_size: int = _flag(256, "rows of a batch, over all devices")
-    pred_output: str | None = _flag(None, "file for predictions; standard output if not given")
-    num_valid_examples: int = _flag(-1, "how many to take; -1: all")
-    num_eval_examples: int = _flag(-1, "how many to take; -1: all")
-    num_pred_examples: int = _flag(-1, "how many to take; -1: all")
-    train_shuffle_buf: int | None = _flag(None, "shuffle; None keeps the order")
-    train_consecutive: int | None = _flag(None, "every n batches are consecutive")
-    train_load_step: bool = _flag(False, "take the step too when starting from --checkpoint_path")
+    max_train_steps: int | None = _flag(
+        None, "where training ends", only="train eval_wait", least=0
+    )
+    train_epochs: int | None = _flag(
+        None, "passes over the data; None: repeat for ever", only="train", least=1
+    )
+    random_seed: int | None = _flag(
+        None, "drawn once and stored with the run if not given", only="train", least=0
+    )
+    train_pattern: str | None = _flag(None, "data to train on, comma-separated", only="train")
+    valid_pattern: str | None = _flag(None, "data to validate on while training", only="train")
+    eval_pattern: str | None = _flag(None, "data to evaluate on", only="eval eval_wait")
+    pred_pattern: str | None = _flag(None, "data to predict", only="predict")
+    train_batch_size: int = _flag(64, "rows of a batch, over all devices", only="train", least=1)
+    valid_batch_size: int = _flag(64, "rows of a batch, over all devices", only="train", least=1)
+    eval_batch_size: int = _flag(
+        256, "rows of a batch, over all devices", only="eval eval_wait", least=1
+    )
+    pred_batch_size: int = _flag(256, "rows of a batch, over all devices", only="predict", least=1)
+    pred_output: str | None = _flag(
+        None, "file for predictions; standard output if not given", only="predict"
+    )
+    num_valid_examples: int = _flag(-1, "how many to take; -1: all", only="train", least=-1)
+    num_eval_examples: int = _flag(-1, "how many to take; -1: all", only="eval eval_wait", least=-1)
+    num_pred_examples: int = _flag(-1, "how many to take; -1: all", only="predict", least=-1)
+    train_shuffle_buf: int | None = _flag(
+        None, "shuffle; None keeps the order", only="train", least=1
+    )
+    train_consecutive: int | None = _flag(
+        None, "every n batches are consecutive", only="train", least=1
+    )
+    train_load_step: bool = _flag(
+        False, "take the step too when starting from --checkpoint_path", only="train"
+    )
     allow_mismatch: bool = _flag(
-        False, "what does not fit of --checkpoint_path is left as initialised"
+        False, "what does not fit of --checkpoint_path is left as initialised", only="train"
     )
     allow_data_changes: bool = _flag(
-        False, "go on though source, seed or batch size are not those of the run so far"
+        False,
+        "go on though source, seed or batch size are not those of the run so far",
+        only="train",
     )
-    check_every_steps: int = _flag(1000, "checkpoint, metrics and validation every n steps")
+    check_every_steps: int = _flag(
+        1000, "checkpoint, metrics and validation every n steps", only="train", least=1
+    )
     checkpoint_format: str = _flag(
-        "native", "native, or t5x for checkpoints that T5X can read", choices=("native", "t5x")
+        "native",
+        "native, or t5x for checkpoints that T5X can read",
+        choices=("native", "t5x"),
+        only="train",
     )
-    max_ckpt: int = _flag(10, "how many of those checkpoints to keep")
-    save_every_steps: int | None = _flag(None, "keep a copy under model_dir/save every n steps")
-    max_save: int = _flag(3, "how many best checkpoints to keep per metric")
-    profiler_port: int | None = _flag(None, "port of a profiler server while training")
-    eval_label: str = _flag("eval", "sub-directory and TensorBoard label of this evaluator")
-    check_ckpt_every_secs: int = _flag(60, "how often eval_wait looks for checkpoints")
-    save_high: tuple[str, ...] = _flag((), "metrics whose highest checkpoints are kept")
-    save_low: tuple[str, ...] = _flag((), "metrics whose lowest checkpoints are kept")
-    ema: float | None = _flag(None, "decay of a moving average of the parameters")
-    accumulate: int = _flag(1, "parts in which a batch is run before the one update")
+    max_ckpt: int = _flag(10, "how many of those checkpoints to keep", only="train", least=1)
+    save_every_steps: int | None = _flag(
+        None, "keep a copy under model_dir/save every n steps", only="train", least=1
+    )
+    max_save: int = _flag(
+        3, "how many best checkpoints to keep per metric", only="eval_wait", least=1
+    )
+    profiler_port: int | None = _flag(
+        None, "port of a profiler server while training", only="train", least=1, most=65535
+    )
+    eval_label: str = _flag(
+        "eval", "sub-directory and TensorBoard label of this evaluator", only="eval_wait"
+    )
+    check_ckpt_every_secs: int = _flag(
+        60, "how often eval_wait looks for checkpoints", only="eval_wait", least=0
+    )
+    save_high: tuple[str, ...] = _flag(
+        (), "metrics whose highest checkpoints are kept", only="eval_wait"
+    )
+    save_low: tuple[str, ...] = _flag(
+        (), "metrics whose lowest checkpoints are kept", only="eval_wait"
+    )
+    ema: float | None = _flag(
+        None, "decay of a moving average of the parameters", only="train", least=0, most=1
+    )
+    accumulate: int = _flag(
+        1, "parts in which a batch is run before the one update", only="train", least=1
+    )
     precision: str = _flag(
-        "float32", "float32, or bf16 to compute in bfloat16", choices=("float32", "bf16")
+        "float32",
+        "float32, or bf16 to compute in bfloat16",
+        choices=("float32", "bf16"),
+        only="train",
     )
     on_nan: str = _flag(
         "stop",
         "stop, skip or ignore numbers that are not finite",
         choices=("stop", "skip", "ignore"),
+        only="train",
     )
-    steps_per_dispatch: str = _flag("auto", "steps that go to the device at once, or auto")
+    steps_per_dispatch: str = _flag(
+        "auto", "steps that go to the device at once, or auto", only="train"
+    )
     compile_cache: str | None = _flag(
         None, "where compiled programs are kept, or off; the user's cache directory if not given"
     )
-    progress: bool = _flag(True, "show a progress bar")
-    to: str | None = _flag(
-        None, "format that `tekoa convert` writes: t5x or tekoa", choices=("t5x", "tekoa")
+    profile_steps: str | None = _flag(
+        None, "record a trace of COUNT steps from step FIRST: FIRST:COUNT", only="train"
     )
-    out: str | None = _flag(None, "file that `tekoa page` writes; - for standard output")
-    json: bool = _flag(False, "print metrics as one line of JSON")
+    progress: bool = _flag(True, "show a progress bar", only="train")
+    to: str | None = _flag(
+        None,
+        "format that `tekoa convert` writes: t5x or tekoa",
+        choices=("t5x", "tekoa"),
+        only="convert",
+    )
+    out: str | None = _flag(
+        None, "file that `tekoa page` writes; - for standard output", only="page"
+    )
+    json: bool = _flag(False, "print metrics as one line of JSON", only="train eval eval_wait")
     logtostderr: bool = _flag(True, "accepted and not needed: logs go to standard error")
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     given: frozenset[str] = frozenset()
@@ -132,20 +197,23 @@ def _check_choices(record: Mapping[str, Any]) -> None:
             raise UsageError(f"--{field.name} must be one of {', '.join(choices)}, got {value!r}.")
 
 
-def help_text() -> str:
-    """Lists all flags with their defaults."""
+def help_text(command: str | None = None) -> str:
+    """Lists the flags of a command with their defaults; of all commands if none is named."""
     width = max(len(name) for name in FLAG_NAMES)
     lines = [
         f"  --{field.name:<{width}}  {field.metadata['help']}"
         + ("" if field.default in (None, ()) else f" (default {field.default})")
         for field in dataclasses.fields(RunConfig)
-        if field.metadata
+        if field.metadata and (command is None or command in (field.metadata["only"] or _OF_MODELS))
     ]
+    if command not in (None, *_OF_MODELS):
+        return "\n".join(lines)
     return "\n".join([*lines, "  --module_config.NAME=VALUE  a setting of the model itself"])
 
 
 FLAG_NAMES = tuple(field.name for field in dataclasses.fields(RunConfig) if field.metadata)
 
+_OF_MODELS = ("train", "eval", "eval_wait", "predict", "scales")
 _PREFIX = "module_config."
 
 
@@ -184,7 +252,9 @@ def _flag_values() -> flags.FlagValues:
             default: Any = field.default
             kind = tuple if default == () else _kind(hints[field.name])
             default = [] if kind is tuple else default
-            define[kind](field.name, default, field.metadata["help"], flag_values=values)
+            least, most = field.metadata["range"]
+            limits = {"lower_bound": least, "upper_bound": most} if kind in (int, float) else {}
+            define[kind](field.name, default, field.metadata["help"], flag_values=values, **limits)
     return values
 
 

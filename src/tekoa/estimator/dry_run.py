@@ -1,7 +1,6 @@
 """`--dry_run`: compiles, reads some data, tells what it saw, and writes nothing."""
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,22 +12,11 @@ from tekoa.core import batch as batches
 from tekoa.core import trees
 from tekoa.estimator import restore
 from tekoa.estimator.program import Program
-from tekoa.estimator.run import Run
+from tekoa.estimator.run import N_DRY_BATCHES, Run
 from tekoa.loop.train import TrainLoop
 from tekoa.store import names, signals, steps
 
-N_BATCHES = 4
 _END = "This was a dry run: nothing was written."
-
-
-def shortened(run: Run) -> Run:
-    """The same run on a handful of batches."""
-    config, changes = run.config, {}
-    for kind in ("valid", "eval", "pred"):
-        n = getattr(config, f"num_{kind}_examples")
-        few = N_BATCHES * getattr(config, f"{kind}_batch_size")
-        changes[f"num_{kind}_examples"] = few if n < 0 else min(n, few)
-    return dataclasses.replace(run, config=dataclasses.replace(config, **changes))
 
 
 def train(make_loop: Callable[[], TrainLoop], program: Program) -> int:
@@ -36,7 +24,7 @@ def train(make_loop: Callable[[], TrainLoop], program: Program) -> int:
     seconds = []
     with _compiling() as compiled:
         loop = make_loop()
-        for _ in range(N_BATCHES):
+        for _ in range(N_DRY_BATCHES):
             try:
                 seconds.append(loop.next_step().elapsed_time)
             except StopIteration:

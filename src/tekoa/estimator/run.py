@@ -23,6 +23,9 @@ from tekoa.estimator.run_files import last_step as last_step
 from tekoa.estimator.run_files import read_facts as read_facts
 from tekoa.store import files
 
+# How much a dry run reads.
+N_DRY_BATCHES = 4
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
@@ -49,6 +52,8 @@ def open_run(config: RunConfig) -> Run:
     """
     module = modules.load_module(config.module_imp)
     config = config.with_defaults(_defaults(module, config))
+    if config.dry_run:
+        config = _on_few_batches(config)
     if config.model_dir is None:
         raise UsageError("Where is the run kept? Give --model_dir=DIR.")
     configured = modules.load_module(config.module_config) if config.module_config else module
@@ -66,6 +71,15 @@ def _defaults(module: types.ModuleType, config: RunConfig) -> dict[str, Any]:
     """The model's own flags: all of them on its embedded data, else those it always wants."""
     names_data = any(name.endswith("_pattern") for name in config.given)
     return getattr(module, "ALWAYS" if names_data else "DEFAULTS", {})
+
+
+def _on_few_batches(config: RunConfig) -> RunConfig:
+    changes = {}
+    for kind in ("valid", "eval", "pred"):
+        n = getattr(config, f"num_{kind}_examples")
+        few = N_DRY_BATCHES * getattr(config, f"{kind}_batch_size")
+        changes[f"num_{kind}_examples"] = few if n < 0 else min(n, few)
+    return dataclasses.replace(config, **changes)
 
 
 def choose_seed(run: Run) -> int:

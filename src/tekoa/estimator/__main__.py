@@ -1,0 +1,8 @@
+"""`python -m tekoa.estimator` is the command `tekoa`."""
+
+import sys
+
+from tekoa.estimator.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

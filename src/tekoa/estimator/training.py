@@ -1,0 +1,229 @@
+"""The mode that trains."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from tekoa.core import guard
+from tekoa.estimator import dry_run, start
+from tekoa.estimator import run as runs
+from tekoa.estimator.config import RunConfig, UsageError
+from tekoa.estimator.program import Program, program_of
+from tekoa.extensions import base, files, profiler, progress, tensorboard
+from tekoa.loop import feed, train
+from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
+from tekoa.loop.task import StopFlag
+from tekoa.loop.triggers import EverySteps
+from tekoa.optim import amos
+from tekoa.store import names, signals, steps
+
+KEEP_ALL = 10**9
+# Of a checkpoint whose validation was given up; the next start makes up for it.
+_OWED = "is_validation_owed"
+
+
+def run_train(config: RunConfig) -> int:
+    """Trains a model; gives the exit code."""
+    run = runs.open_run(config)
+    program = program_of(run, "train")
+    seed = runs.choose_seed(run)
+    config = run.config
+    with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
+        scales = stack.enter_context(amos.recorded_scales())
+        if config.dry_run:
+            return dry_run.train(lambda: _train_loop(program, run, seed, stop_flag), program)
+        if config.profiler_port is not None:
+            jax.profiler.start_server(config.profiler_port)
+        trace = _step_trace(run, stop_flag, stack)
+        loop = _train_loop(program, run, seed, trace or stop_flag)
+        if trace is not None:
+            trace.step = lambda: loop.step
+        validation = program.validation(loop, stop_flag)
+        keeper = _writer(run, run.model_dir, keep=config.max_ckpt)
+        stack.enter_context(contextlib.closing(keeper))
+        runs.start_training(run, seed, n_steps=loop.n_steps, scales=scales)
+        stages = list(_stages(run, _unless_stopping(validation, run, stop_flag), loop, stack))
+        last = None
+        try:
+            last = _begin(run, loop, stages, keeper)
+            # An earlier run may have been told to go further than this one.
+            is_left = loop.n_steps is None or loop.step < loop.n_steps
+            for checkpoint in loop if is_left else ():
+                last = _process(checkpoint, stages, keeper)
+        except guard.NonFiniteError:
+            keeper(loop.checkpoint())
+            raise
+        except InterruptedError:
+            pass  # A validation was given up.
+    if stop_flag.is_set():
+        print(f"Stopped at step {loop.step}; the same command goes on from there.")
+        return signals.EXIT_STOPPED
+    runs.end_training(run, loop.step)
+    _conclude(run, validation, last, loop)
+    return 0
+
+
+def _begin(
+    run: runs.Run,
+    loop: train.TrainLoop,
+    stages: list[base.Stage],
+    keeper: files.CheckpointFileWriter,
+) -> Checkpoint | None:
+    """Saves a state that is not saved yet, or makes up for a validation that was given up."""
+    checkpoint = loop.checkpoint()
+    if loop.step not in names.list_steps(run.model_dir):
+        return base.serial(*stages, keeper)(checkpoint)
+    stored = steps.open_step(names.step_dir(run.model_dir, loop.step), verify="none").index
+    if not stored.meta.get("facts", {}).get(_OWED):
+        return None
+    told = {
+        name.removeprefix("train/"): value
+        for name, value in stored.metrics.items()
+        if name.startswith("train/")
+    }
+    return base.serial(*stages)(as_summary(checkpoint).with_metrics("train", told))
+
+
+def _process(
+    checkpoint: Checkpoint, stages: list[base.Stage], keeper: files.CheckpointFileWriter
+) -> Checkpoint:
+    """Does all that is due at a check.
+
+    Raises:
+        InterruptedError: If the validation was given up; the checkpoint is saved.
+    """
+    try:
+        return base.serial(*stages, keeper)(checkpoint)
+    except InterruptedError:
+        keeper(dataclasses.replace(checkpoint, facts={**checkpoint.facts, _OWED: True}))
+        raise
+
+
+def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag) -> train.TrainLoop:
+    config = run.config
+    batches = program.train_batches(seed)
+    position = feed.position(batches)
+    return program.train_loop(
+        lambda model, optimizer: start.StartReader(
+            run, model, optimizer=optimizer, data_state=position
+        ),
+        data=batches,
+        n_steps=_n_steps(config, batches),
+        n_steps_per_checkpoint=config.check_every_steps,
+        rnkey=jax.random.key(seed),
+        accumulate=config.accumulate,
+        ema=config.ema,
+        precision=config.precision,
+        on_nan=config.on_nan,
+        steps_per_dispatch=_steps_per_dispatch(config),
+        grads=False,
+        stop_flag=stop_flag,
+        stdout=True,
+    )
+
+
+def _step_trace(
+    run: runs.Run, stop_flag: StopFlag, stack: contextlib.ExitStack
+) -> profiler.StepTrace | None:
+    """What records the steps that were chosen."""
+    text = run.config.profile_steps
+    if text is None:
+        return None
+    first, colon, count = text.partition(":")
+    if not (colon and first.isdigit() and count.isdigit() and int(first) and int(count)):
+        raise UsageError(f"--profile_steps must be FIRST:COUNT, such as 100:5, got {text!r}.")
+    trace = profiler.StepTrace(
+        run.model_dir / "profile",
+        first_step=int(first),
+        n_steps=int(count),
+        stop_flag=stop_flag,
+    )
+    return stack.enter_context(contextlib.closing(trace))
+
+
+def _unless_stopping(
+    validation: Callable[[Checkpoint], Summary] | None, run: runs.Run, stop_flag: StopFlag
+) -> base.Stage | None:
+    """Leaves a validation out that no undisturbed run would make."""
+    if validation is None:
+        return None
+    every = run.config.check_every_steps
+
+    def process(checkpoint: Checkpoint) -> Checkpoint:
+        is_between = checkpoint.step % every != 0
+        return checkpoint if is_between and stop_flag.is_set() else validation(checkpoint)
+
+    return process
+
+
+def _stages(
+    run: runs.Run,
+    validation: base.Stage | None,
+    loop: train.TrainLoop,
+    stack: contextlib.ExitStack,
+) -> Iterator[base.Stage]:
+    """What happens at every check; each thing is closed when training ends."""
+    config = run.config
+    if validation is not None:
+        yield validation
+    if config.progress:
+        yield stack.enter_context(contextlib.closing(progress.ProgressBar(loop.n_steps)))
+    writer = tensorboard.SummaryWriter(run.model_dir / "train", params=True)
+    yield stack.enter_context(contextlib.closing(writer))
+    if config.save_every_steps is not None:
+        saver = _writer(run, run.model_dir / "save", keep=KEEP_ALL)
+        stack.enter_context(contextlib.closing(saver))
+        yield base.when(EverySteps(config.save_every_steps), saver)
+
+
+def _writer(run: runs.Run, directory: pathlib.Path, *, keep: int) -> files.CheckpointFileWriter:
+    layout = "t5x" if run.config.checkpoint_format == "t5x" else "tekoa"
+    return files.CheckpointFileWriter(directory, keep=keep, layout=layout)
+
+
+def _conclude(
+    run: runs.Run,
+    validation: Callable[[Checkpoint], Summary] | None,
+    last: Checkpoint | None,
+    loop: Any,
+) -> None:
+    """Ends in a result to look at."""
+    if last is None:
+        print(f"Nothing is left to train: {loop.step} steps are done.")
+    if validation is not None:
+        summary = last if isinstance(last, Summary) else validation(loop.checkpoint())
+        found = {
+            name.removeprefix("valid_"): value
+            for name, value in summary.metrics["train"].items()
+            if name.startswith("valid_")
+        }
+        show_metrics(run.config, loop.step, found)
+    print(f"Checkpoints and TensorBoard files are in {run.model_dir}.")
+
+
+def show_metrics(config: RunConfig, step: int, found: dict[str, float]) -> None:
+    """Prints metrics for people, or as one line of JSON."""
+    if config.json:
+        print(json.dumps({"step": step, **found}))
+        return
+    for name, value in found.items():
+        print(f"{name} at step {step}: {value:.6g}")
+
+
+def _n_steps(config: RunConfig, batches: Any) -> int | None:
+    # With a step taken from elsewhere batches are not counted from step 0: their end tells.
+    n_batches = None if config.train_load_step else batches.n_batches
+    ends = [n for n in (config.max_train_steps, n_batches) if n is not None]
+    return min(ends) if ends else None
+
+
+def _steps_per_dispatch(config: RunConfig) -> Any:
+    text = config.steps_per_dispatch
+    if text != "auto" and not text.isdigit():
+        raise UsageError(f"--steps_per_dispatch must be 'auto' or a number, got {text!r}.")
+    return text if text == "auto" else int(text)
