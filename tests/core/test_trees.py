@@ -224,3 +224,10 @@ def test_small_floats_are_widened_and_others_kept(dtype, wide):
 
 def test_widened_numbers_are_strongly_typed():
     assert not trees.widen(2.0).weak_type
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_all_finite_sees_every_leaf(bad):
+    good = {"a": np.ones((2, 3), np.float32), "b": jnp.ones(2, jnp.bfloat16), "c": None, "n": 1}
+    assert bool(trees.all_finite(good))
+    assert not bool(trees.all_finite({**good, "b": jnp.asarray([1, bad], jnp.bfloat16)}))

@@ -6,7 +6,7 @@ steps are run again from the first state, each of them guarded.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,47 +39,57 @@ def make_train_steps(
         `many(state, batches) -> (state, output)`: the leaves of `batches` have one more
         leading axis, along which the steps are taken; the output is that of the last one.
     """
+    options["keep_grads"] = True
     free = _scanned(make_train_step(model, loss, tx, on_nan="ignore", **options))
     guarded = _scanned(make_train_step(model, loss, tx, on_nan=on_nan, **options))
 
     def many(state: TrainState, batches: Any) -> tuple[TrainState, StepOutput]:
-        new, outputs = free(state, batches)
-        last = _last(new, outputs)
+        new, told = free(state, batches)
         if on_nan == "ignore":
-            return new, last
+            return new, _output(new, told)
         # Parameters are looked at once: what is not finite stays so, whatever is added.
-        is_fine = jnp.isfinite(last.weights_l2norm)
-        for of_steps in outputs:
-            is_fine &= jnp.all(jnp.isfinite(of_steps))
+        is_fine = jnp.all(told.is_fine) & trees.all_finite(new.params)
         if on_nan == "stop":
             is_fine &= state.health.n_bad == 0
-
-        def again() -> tuple[TrainState, StepOutput]:
-            kept, outputs = guarded(state, batches)
-            return kept, _last(kept, outputs)
-
-        return jax.lax.cond(is_fine, lambda: (new, last), again)
+        new, told = jax.lax.cond(is_fine, lambda: (new, told), lambda: guarded(state, batches))
+        return new, _output(new, told)
 
     return many
 
 
-Numbers = tuple[jax.Array, jax.Array]
+class _Told(NamedTuple):
+    """What the scan keeps of each step."""
+
+    is_fine: jax.Array  # Whether the loss and all gradients were finite.
+    loss: jax.Array
+    gradients_l2norm: jax.Array  # Zero but for the last step, whose norm alone is told.
 
 
-def _scanned(step: Step) -> Callable[..., tuple[TrainState, Numbers]]:
-    """Runs steps one after the other; gives the loss and gradient norm of each."""
-
-    def one(state: TrainState, batch: Any) -> tuple[TrainState, Numbers]:
+def _scanned(step: Step) -> Callable[[TrainState, Any], tuple[TrainState, _Told]]:
+    def one(state: TrainState, given: tuple[Any, jax.Array]) -> tuple[TrainState, _Told]:
+        batch, is_last = given
         state, output = step(state, batch)
-        return state, (output.loss, output.gradients_l2norm)
+        norm = jax.eval_shape(trees.global_norm, output.grads)
+        return state, _Told(
+            is_fine=jnp.isfinite(output.loss) & trees.all_finite(output.grads),
+            loss=output.loss,
+            gradients_l2norm=jax.lax.cond(
+                is_last,
+                lambda: trees.global_norm(output.grads),
+                lambda: jnp.zeros(norm.shape, norm.dtype),
+            ),
+        )
 
-    return lambda state, batches: jax.lax.scan(one, state, batches)
+    def scanned(state: TrainState, batches: Any) -> tuple[TrainState, _Told]:
+        n = jax.tree.leaves(batches)[0].shape[0]
+        return jax.lax.scan(one, state, (batches, jnp.arange(n) == n - 1))
+
+    return scanned
 
 
-def _last(state: TrainState, outputs: Numbers) -> StepOutput:
-    losses, gradients_l2norms = outputs
+def _output(state: TrainState, told: _Told) -> StepOutput:
     return StepOutput(
-        loss=losses[-1],
-        gradients_l2norm=gradients_l2norms[-1],
+        loss=told.loss[-1],
+        gradients_l2norm=told.gradients_l2norm[-1],
         weights_l2norm=trees.global_norm(state.params),
     )

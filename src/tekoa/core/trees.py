@@ -173,6 +173,18 @@ def sums_of_squares(tree: PyTree) -> list[jax.Array]:
     return [jnp.sum(jnp.square(_at_least_float32(x))) for x in jax.tree.leaves(tree)]
 
 
+def all_finite(tree: PyTree) -> jax.Array:
+    """Tells whether no leaf holds an infinity or NaN.
+
+    >>> bool(all_finite({'a': np.float32([3.0, np.inf]), 'b': 2.0}))
+    False
+    """
+    is_finite = jnp.ones((), bool)
+    for x in jax.tree.leaves(tree):
+        is_finite &= jnp.all(jnp.isfinite(x))
+    return is_finite
+
+
 def _at_least_float32(x: Any) -> jax.Array:
     x = jnp.abs(x) if jnp.iscomplexobj(x) else jnp.asarray(x)
     return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
