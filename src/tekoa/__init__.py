@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tekoa.core.guard import NonFiniteError as NonFiniteError
     from tekoa.core.metrics import Mean as Mean
     from tekoa.core.model import ModelFns as ModelFns
+    from tekoa.core.sharding import Layout as Layout
+    from tekoa.core.sharding import constrain as constrain
+    from tekoa.core.sharding_mesh import make_mesh as make_mesh
     from tekoa.core.state import StepOutput as StepOutput
     from tekoa.core.state import TrainState as TrainState
     from tekoa.core.step import init_state as init_state
@@ -69,6 +72,8 @@ _HOMES = {
     "core.guard": ["NonFiniteError"],
     "core.metrics": ["Mean"],
     "core.model": ["ModelFns"],
+    "core.sharding": ["Layout", "constrain"],
+    "core.sharding_mesh": ["make_mesh"],
     "core.state": ["StepOutput", "TrainState"],
     "core.step": [
         "init_state",

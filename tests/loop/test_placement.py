@@ -3,8 +3,16 @@ import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from tekoa.loop.placement import Placement
+import tekoa
+from tekoa.loop.placement import Placement, choose_layout
+
+
+def form(**params):
+    tx = optax.sgd(0.1)
+    fns = tekoa.as_model_fns(params, lambda params, x: x)
+    return tekoa.init_state(fns, tx, jax.random.key(0), inputs=()).replace(rng=jnp.zeros(2))
 
 
 def test_without_devices_a_batch_stays_as_it_is():
@@ -13,7 +21,7 @@ def test_without_devices_a_batch_stays_as_it_is():
 
 
 def test_rows_are_split_and_the_rest_is_everywhere():
-    place = Placement(jax.devices())
+    place = Placement(choose_layout(None, jax.devices()))
     placed = place.batch(np.zeros((16, 3), np.float32))
     assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3)}
     whole = place.whole({"w": jnp.ones((16, 3)), "rng": jax.random.key(0)})
@@ -21,7 +29,7 @@ def test_rows_are_split_and_the_rest_is_everywhere():
 
 
 def test_rows_that_do_not_divide_go_to_all_and_that_is_said_once(caplog):
-    place = Placement(jax.devices())
+    place = Placement(choose_layout(None, jax.devices()))
     with caplog.at_level(logging.WARNING, "tekoa"):
         placed = [place.batch(np.zeros((9, 3), np.float32)) for _ in range(2)]
     assert {shard.data.shape for shard in placed[0].addressable_shards} == {(9, 3)}
@@ -29,8 +37,10 @@ def test_rows_that_do_not_divide_go_to_all_and_that_is_said_once(caplog):
     assert "9 rows does not divide among 8 devices" in record.message
 
 
-def test_a_step_gives_back_a_state_that_is_everywhere():
-    place = Placement(jax.devices())
-    step = place.jit(lambda state, batch: ([state[0] + batch], batch.sum()))
-    state, _ = step([place.whole(jnp.zeros(16))], place.batch(np.ones(16, np.float32)))
-    assert state[0].sharding.is_fully_replicated
+def test_a_step_gives_back_a_state_that_is_split_as_it_was():
+    place = Placement(choose_layout(None, jax.devices()))
+    state = form(w=jnp.zeros(16))
+    place.fit(state, {})
+    step = place.jit(lambda leaves, batch: ([x + batch.sum().astype(x.dtype) for x in leaves], 0))
+    leaves, _ = step(jax.tree.leaves(place.state(state)), place.batch(np.ones(16, np.float32)))
+    assert all(x.sharding.is_fully_replicated for x in leaves)

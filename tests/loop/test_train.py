@@ -163,7 +163,7 @@ def test_metrics_after_a_resume_cover_the_same_steps(line):
 def test_an_explicit_number_of_steps_per_dispatch_wins_over_the_saved_one(line):
     middle = next(iter(line.loop(steps_per_dispatch=4)))
     loop = line.loop(init=Reader(line.params, middle), steps_per_dispatch=1)
-    assert loop.next_step().facts == {"steps_per_dispatch": 1}
+    assert loop.next_step().facts["steps_per_dispatch"] == 1
 
 
 # ---- what is yielded stays

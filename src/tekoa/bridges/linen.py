@@ -1,7 +1,8 @@
 """Flax Linen models as pure functions: collections, rngs, train and eval mode."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.core
@@ -9,12 +10,15 @@ import jax
 from flax import linen as nn
 
 from tekoa.bridges import functions
+from tekoa.core import batch as batches
+from tekoa.core import sharding, trees
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.trees import PyTree
 
 Collections = Mapping[str, Sequence[str]]
 
 _NOT_KEPT = ("intermediates",)
+_AXES = "_axes"
 
 
 def model_fns(
@@ -46,7 +50,7 @@ def model_fns(
 
     @jax.jit  # Run op by op, each operation would be compiled by itself.
     def initialised(rng: jax.Array, inputs: tuple[Any, ...]) -> Any:
-        found = init(_rngs(rng, streams["init"]), *inputs, **_mode(init, train=False))
+        found = init(rngs_of(rng, streams["init"]), *inputs, **_mode(init, train=False))
         return nn.meta.unbox(flax.core.unfreeze(found))
 
     def init_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> tuple[PyTree, Variables]:
@@ -59,24 +63,62 @@ def model_fns(
         variables = {k: v for k, v in found.items() if k not in ("params", *_NOT_KEPT)}
         return found["params"], variables
 
+    def axes_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
+        def boxed(rng: jax.Array, inputs: tuple[Any, ...]) -> Any:
+            return init(rngs_of(rng, streams["init"]), *inputs, **_mode(init, train=False))
+
+        return logical_axes(jax.eval_shape(boxed, rng, inputs))
+
     def apply_fn(params, variables, inputs, *, rng, train: bool):
         may_change = _may_change(variables, mutable, train)
-        result = apply(
-            {"params": params, **variables},
-            *inputs,
-            rngs=_rngs(rng, streams["apply"]),
-            mutable=may_change,
-            **_mode(apply, train=train),
-        )
+        with _logical_rules(inputs):
+            result = apply(
+                {"params": params, **variables},
+                *inputs,
+                rngs=rngs_of(rng, streams["apply"]),
+                mutable=may_change,
+                **_mode(apply, train=train),
+            )
         if not may_change:
             return result, {}
         outputs, changed = result
         return outputs, flax.core.unfreeze(changed)
 
-    return ModelFns(init=init_fn, apply=apply_fn)
+    return ModelFns(init=init_fn, apply=apply_fn, axes=axes_fn)
 
 
-def _rngs(rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
+def logical_axes(found: Mapping[str, Any]) -> dict[trees.Name, tuple[Any, ...]]:
+    """Reads the boxes that parameters stand in, and the collections made for axes alone."""
+    is_named = lambda x: isinstance(getattr(x, "names", None), tuple)  # noqa: E731
+    axes = {}
+    for name, node in trees.flatten_named(
+        flax.core.unfreeze(found), sep="\0", is_leaf=is_named
+    ).items():
+        if not is_named(node):
+            continue
+        collection, *parts = name.split("\0")
+        if collection.endswith(_AXES):  # As `nn.partitioning.param_with_axes` stores them.
+            collection = collection.removesuffix(_AXES)
+            parts[-1] = parts[-1].removesuffix(_AXES)
+        axes[(collection, *parts)] = tuple(node.names)
+    return axes
+
+
+@contextlib.contextmanager
+def _logical_rules(inputs: tuple[Any, ...]) -> Iterator[None]:
+    """Lets `nn.with_logical_constraint` follow the layout that is in force."""
+    layout = sharding.active_layout()
+    if layout is None:
+        yield
+        return
+    divides = batches.n_rows(inputs) % layout.n_row_parts == 0
+    rules = [rule for rule in layout.all_logical_rules if divides or rule[0] != "batch"]
+    with nn.logical_axis_rules(rules):
+        yield
+
+
+def rngs_of(rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
+    """Gives each rng stream a key of its own."""
     return {name: jax.random.fold_in(rng, i) for i, name in enumerate(names)}
 
 

@@ -40,6 +40,15 @@ def model_fns(module: nnx.Module) -> ModelFns:
         params, carry, rest = (form.pure(copy) for form, copy in zip(forms, copies, strict=True))
         return params, _variables(carry, rest)
 
+    def axes_fn(rng: Any, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
+        del rng, inputs
+        collections = zip(("params", "carry", "state"), states, strict=True)
+        return {
+            (collection, *name): axes
+            for collection, state in collections
+            for name, axes in _logical_axes(state).items()
+        }
+
     def merge(params: PyTree, variables: Variables, train: bool | None = None) -> nnx.Module:
         parts = params, variables.get("carry", {}), variables.get("state", {})
         full = (form.state(part) for form, part in zip(forms, parts, strict=True))
@@ -53,7 +62,7 @@ def model_fns(module: nnx.Module) -> ModelFns:
         _, _, carry, rest = nnx.split(live, *filters)
         return outputs, _variables(forms[1].pure(carry), forms[2].pure(rest))
 
-    return ModelFns(init=init_fn, apply=apply_fn, merge=merge)
+    return ModelFns(init=init_fn, apply=apply_fn, merge=merge, axes=axes_fn)
 
 
 class _Form:
@@ -78,6 +87,20 @@ class _Form:
 
     def state(self, pure: dict[str, Any]) -> nnx.State:
         return jax.tree.unflatten(self._treedef, jax.tree.leaves(pure))
+
+
+def _logical_axes(state: nnx.State) -> dict[trees.Name, tuple[Any, ...]]:
+    """Reads the axes that variables were given, by `nnx.with_partitioning` for one."""
+    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    found = {}
+    names = trees.leaf_names(state, is_leaf=is_variable)
+    for name, variable in zip(names, jax.tree.leaves(state, is_leaf=is_variable), strict=True):
+        metadata = variable.get_metadata()
+        axes = metadata.get("out_sharding") or metadata.get("sharding")
+        axes = getattr(axes, "spec", axes)
+        if isinstance(axes, (tuple, jax.P)):
+            found[name] = tuple(axes)
+    return found
 
 
 def _variables(carry: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:

@@ -51,11 +51,14 @@ class ModelFns:
             collections; the collection named 'carry' is kept from batch to batch.
         apply: `(params, variables, inputs, rng=, train=) -> (outputs, variables)`.
         merge: `(params, variables) -> the user's own model object`, where there is one.
+        axes: `(rng, inputs) -> logical axes by name`, where the model names axes of its
+            arrays; a name begins with 'params' or the collection. It computes nothing.
     """
 
     init: InitFn
     apply: ApplyFn
     merge: Callable[[PyTree, Variables], Any] | None = None
+    axes: Callable[[Any, tuple[Any, ...]], Mapping[trees.Name, tuple[Any, ...]]] | None = None
 
 
 def run_model(

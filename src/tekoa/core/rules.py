@@ -87,6 +87,25 @@ def map_rules(assign_map: Mapping[str, Any], tree: trees.PyTree) -> trees.PyTree
     return trees.map_named(value_of, tree)
 
 
+def compiled(assign_map: Mapping[str, Any]) -> list[tuple[re.Pattern[str], Any]]:
+    """Makes a table ready for `first_match`.
+
+    Raises:
+        ValueError: If a pattern is not a regular expression.
+    """
+    return [(_compiled(pattern), value) for pattern, value in assign_map.items()]
+
+
+def first_match(table: Iterable[tuple[re.Pattern[str], Any]], name: trees.Name) -> Any:
+    """Gives the value of the first pattern found in a name; None if there is none.
+
+    >>> first_match(compiled({'bias$': 1, 'dense': 2}), ('dense', 'kernel'))
+    2
+    """
+    joined = "/".join(name)
+    return next((value for pattern, value in table if pattern.search(joined)), None)
+
+
 def _listed(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""

@@ -12,9 +12,10 @@ from tekoa.core import batch as batches
 from tekoa.core import metrics, objective
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
+from tekoa.core.sharding import Layout
 from tekoa.loop import feed
 from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
-from tekoa.loop.placement import Placement
+from tekoa.loop.placement import Placement, choose_layout
 from tekoa.loop.task import EvalTask, StopFlag
 
 
@@ -36,6 +37,7 @@ class EvalLoop:
         rnkey: jax.Array | None = None,
         collections: Mapping[str, Sequence[str]] | None = None,
         devices: Sequence[jax.Device] | None = None,
+        layout: Layout | None = None,
         stop_flag: StopFlag | None = None,
     ):
         """Prepares the evaluation; nothing is run yet.
@@ -49,6 +51,7 @@ class EvalLoop:
             rnkey: For models that draw numbers also when evaluated.
             collections: For Linen: rng streams at "apply".
             devices: Devices among which the rows of a batch are split.
+            layout: The mesh to evaluate on, as for `TrainLoop`.
             stop_flag: Polled at every batch; once set, the evaluation is given up.
 
         Raises:
@@ -60,11 +63,11 @@ class EvalLoop:
         self._use_average, self._stop_flag = use_average, stop_flag
         self._rng = jax.random.key(0) if rnkey is None else rnkey
         self._fns = _model(task, init, collections)
-        self._place = Placement(devices)
-        self._zeros = metrics.zeros(task.metrics)
+        self._place = Placement(choose_layout(layout, devices))
+        self._zeros = self._place.whole(metrics.zeros(task.metrics))
         self._start: Any = None
         self._has_checked = False
-        self._step = jax.jit(self._make_step())
+        self._step = jax.jit(self._place.traced(self._make_step()))
         self._first_carry = jax.jit(self._make_first_carry())
 
     def __call__(self, checkpoint: Checkpoint) -> Summary:
@@ -82,10 +85,13 @@ class EvalLoop:
         for i, batch in enumerate(itertools.islice(self._from_start(), self._n_steps)):
             if self._stop_flag is not None and self._stop_flag.is_set():
                 raise InterruptedError(f"Evaluation of step {checkpoint.step} was interrupted.")
-            if i == 0 and state.carry is not None:
-                carry = self._first_carry(self._rng, self._task.split(batch)[0])
-                variables = objective.with_carry(variables, carry)
             placed = self._place.batch(batch)
+            if i == 0:
+                inputs = self._task.split(placed)[0]
+                params, variables = self._place.model(self._fns, params, variables, inputs)
+                if state.carry is not None:
+                    carry = self._first_carry(self._rng, inputs)
+                    variables = objective.with_carry(variables, carry)
             sums, variables = self._step(params, variables, placed, np.uint32(i), sums)
         if i < 0:
             raise ValueError(

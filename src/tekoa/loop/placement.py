@@ -1,64 +1,221 @@
-"""Where state and batches live: as they come, or split over devices."""
+"""Where state and batches live: as they come, or laid out on a mesh.
 
+The mesh may span several processes: each gives its own rows of a batch, and all of them
+make or read the same state, each its own shards.
+"""
+
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from tekoa.core import batch as batches
+from tekoa.core import sharding, sharding_mesh
+from tekoa.core.model import ModelFns, Variables
+from tekoa.core.sharding import Layout
+from tekoa.core.sharding_specs import Rules
+from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 
 _log = logging.getLogger("tekoa")
+
+
+def choose_layout(
+    layout: Layout | None,
+    devices: Sequence[jax.Device] | None,
+    optimizer_rules: Rules | str | None = None,
+) -> Layout | None:
+    """Settles the layout from what a loop was given.
+
+    Raises:
+        ValueError: If both were given, or there is nothing to split an optimizer over.
+    """
+    if layout is not None and devices is not None:
+        raise ValueError("Give layout= or devices=, not both: a layout names its devices.")
+    if devices is not None:
+        layout = Layout(mesh=sharding_mesh.make_mesh(devices=devices))
+    if optimizer_rules is None:
+        return layout
+    if layout is None:
+        raise ValueError("optimizer_rules= needs devices= or layout=: there is one device only.")
+    return dataclasses.replace(layout, optimizer_rules=optimizer_rules)
 
 
 class Placement:
     """Puts states and batches where they belong.
 
     Args:
-        devices: Devices among which the rows of a batch are split; None: jax's default.
+        layout: How things are split; None: all on jax's default device.
     """
 
-    def __init__(self, devices: Sequence[jax.Device] | None):
-        self._whole = self._rows = None
-        self._n_devices = 1 if devices is None else len(devices)
-        if devices is not None:
-            mesh = jax.make_mesh(
-                (self._n_devices,),
-                ("data",),
-                axis_types=(jax.sharding.AxisType.Auto,),
-                devices=tuple(devices),
-            )
-            self._whole = jax.NamedSharding(mesh, jax.P())
-            self._rows = jax.NamedSharding(mesh, jax.P("data"))
+    def __init__(self, layout: Layout | None):
+        self.layout = layout
+        self._whole = self._rows = self._state = None
+        if layout is not None:
+            self._whole = jax.NamedSharding(layout.mesh, jax.P())
+            self._rows = jax.NamedSharding(layout.mesh, layout.row_spec)
         # One CPU device: jit takes numpy arrays as they are, at less cost.
-        self._is_put = self._rows is not None or jax.default_backend() != "cpu"
+        self._is_put = layout is not None or jax.default_backend() != "cpu"
         self._has_warned = False
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the mesh's axes, those of size 1 left out: a fact of the run."""
+        return {} if self.layout is None else sharding_mesh.sizes_of(self.layout.mesh)
+
+    def changes(self, facts: Mapping[str, Any]) -> str:
+        """Says in a sentence if a run goes on on another mesh; empty if it does not."""
+        was, now = facts.get("mesh"), self.sizes
+        if was is None or dict(was) == now:
+            return ""
+        return (
+            f" It was saved on {sharding_mesh.describe(was)} and goes on on "
+            f"{sharding_mesh.describe(now)}."
+        )
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether other processes hold parts of the arrays."""
+        return self._whole is not None and not self._whole.is_fully_addressable
+
+    def fit(self, form: TrainState, axes: sharding.LogicalAxes) -> TrainState:
+        """Settles where the arrays of a state live.
+
+        Args:
+            form: The state's shapes.
+            axes: Logical axes of parameters and variables.
+
+        Returns:
+            The shapes with their shardings, as what is read from disk is to be placed.
+
+        Raises:
+            ValueError: If a rule does not fit an array that it matches.
+        """
+        if self.layout is None:
+            return form
+        self._state = self.layout.shardings(self.layout.state_specs(form, axes))
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), form, self._state
+        )
+
+    def make(self, init: Callable[..., TrainState], *args: Any) -> TrainState:
+        """Makes a state of the form that was fitted, each shard where it belongs."""
+        if self._state is None:
+            return init(*args)
+        return jax.jit(init, out_shardings=self._state)(*args)
+
+    def state(self, state: TrainState) -> TrainState:
+        """Puts a state of the form that was fitted where it belongs."""
+        return state if self._state is None else jax.device_put(state, self._state)
+
+    def model(
+        self, fns: ModelFns, params: PyTree, variables: Variables, inputs: tuple[Any, ...]
+    ) -> tuple[PyTree, dict[str, PyTree]]:
+        """Puts a model's arrays where they belong, if they are not on the mesh already."""
+        leaves = jax.tree.leaves((params, variables))
+        if self._whole is None or all(
+            isinstance(x, jax.Array) and x.sharding.device_set == self._whole.device_set
+            for x in leaves
+        ):
+            return params, dict(variables)
+        return jax.device_put(
+            (params, dict(variables)), self.model_shardings(fns, params, variables, inputs)
+        )
+
+    def model_shardings(
+        self, fns: ModelFns, params: PyTree, variables: Variables, inputs: tuple[Any, ...]
+    ) -> tuple[PyTree, dict[str, PyTree]]:
+        """Gives where a model's arrays belong; None for each without a layout."""
+        layout = self.layout
+        if layout is None:
+            return jax.tree.map(lambda _: None, (params, dict(variables)))
+        axes = {} if fns.axes is None else fns.axes(jax.random.key(0), inputs)
+        specs = layout.tree_specs(params, axes)
+        others = {name: layout.tree_specs(x, axes, name) for name, x in variables.items()}
+        return layout.shardings((specs, others))
+
     def jit(self, step: Callable[..., Any]) -> Any:
-        """Compiles a step that takes over the state it is given."""
-        if self._whole is None:
-            return jax.jit(step, donate_argnums=0)
+        """Compiles a step over lists of arrays; it takes over the state it is given."""
+        if self._state is None:
+            return jax.jit(self.traced(step), donate_argnums=0)
         # A state that came back split otherwise would compile the step again.
-        return jax.jit(step, donate_argnums=0, out_shardings=(self._whole, None))
+        leaves = jax.tree.leaves(self._state)
+        return jax.jit(self.traced(step), donate_argnums=0, out_shardings=(leaves, None))
+
+    def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Gives the step with this layout in force while it is traced."""
+        if self.layout is None:
+            return step
+        layout = self.layout
+
+        def run(*args: Any) -> Any:
+            with layout.active():
+                return step(*args)
+
+        run.__name__ = getattr(step, "__name__", "step")
+        return run
 
     def whole(self, tree: PyTree) -> PyTree:
         """Puts arrays on all devices."""
         return tree if self._whole is None else jax.device_put(tree, self._whole)
 
+    def check_rows(self, batch: Any) -> None:
+        """Raises if a training batch cannot be split as the layout says.
+
+        Raises:
+            ValueError: If its rows do not divide.
+        """
+        n_rows = batches.n_rows(batch)
+        if self.layout is not None and n_rows % self._n_local_parts:
+            raise ValueError(
+                f"A batch of {n_rows} rows does not divide among the {self._n_local_parts} parts "
+                f"that the mesh {self.layout} splits it into. Choose a batch size that divides."
+            )
+
     def batch(self, batch: Any) -> Any:
-        """Starts the transfer of a batch, its rows split if their number divides."""
+        """Starts the transfer of a batch, its rows split if their number divides.
+
+        In a run of several processes each gives its own rows, as `sharding.local_rows` tells
+        them; the result is the batch of all.
+        """
         if not self._is_put:
             return batch
-        n_rows = batches.n_rows(batch)
-        if n_rows % self._n_devices == 0:
-            return jax.device_put(batch, self._rows)
+        if self._rows is None:
+            return jax.device_put(batch)
+        if (n_rows := batches.n_rows(batch)) % self._n_local_parts:
+            self._warn(n_rows)
+            return jax.device_put(batch, self._whole)
+        leaves, treedef = jax.tree.flatten(batch)
+        where = [self._rows if np.ndim(x) else self._whole for x in leaves]
+        if self.spans_processes:
+            placed = list(map(_from_local, leaves, where))
+        else:
+            placed = jax.device_put(leaves, where)
+        return jax.tree.unflatten(treedef, placed)
+
+    @functools.cached_property
+    def _n_local_parts(self) -> int:
+        """Into how many parts this process's rows are split."""
+        if self.layout is None:
+            return 1
+        rows = sharding.local_rows(self.layout, self.layout.n_row_parts)
+        return rows.stop - rows.start
+
+    def _warn(self, n_rows: int) -> None:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "A batch of %d rows does not divide among %d devices: each of them runs all of "
                 "it. Choose a batch size that divides.",
                 n_rows,
-                self._n_devices,
+                self._n_local_parts,
             )
-        return jax.device_put(batch, self._whole)
+
+
+def _from_local(x: Any, where: jax.NamedSharding) -> jax.Array:
+    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+    return x if is_global else jax.make_array_from_process_local_data(where, np.asarray(x))

@@ -1,0 +1,150 @@
+import logging
+
+import jax
+import pytest
+
+from tekoa.core import sharding_specs as specs
+
+SIZES = {"data": 2, "fsdp": 2, "model": 4}
+P = jax.P
+
+
+def named(shapes, table=(), logical=(), logical_rules=()):
+    found = specs.named_specs(
+        {tuple(name.split("/")): shape for name, shape in shapes.items()},
+        SIZES,
+        table=dict(table),
+        logical={tuple(name.split("/")): axes for name, axes in dict(logical).items()},
+        logical_rules=logical_rules,
+    )
+    return {"/".join(name): spec for name, spec in found.items()}
+
+
+def test_the_first_rule_that_matches_wins_and_the_rest_is_whole():
+    table = {"out/kernel": ("model", None), "kernel$": (None, ("fsdp", "model"))}
+    shapes = {"in/kernel": (4, 8), "out/kernel": (8, 4), "bias": (8,)}
+    assert named(shapes, table) == {
+        "in/kernel": P(None, ("fsdp", "model")),
+        "out/kernel": P("model", None),
+        "bias": P(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (("data", None, "model"), r"'a/w' has 3 entries.*array has 2 dimensions, \(6, 8\)"),
+        (("model",), r"'a/w' of shape \(6, 8\) splits 6 into 4 parts over 'model'"),
+    ],
+)
+def test_a_rule_that_does_not_fit_names_the_array(rule, message):
+    with pytest.raises(ValueError, match=message):
+        named({"a/w": (6, 8)}, {"w": rule})
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (("data", "expert"), "'w' of rules names the axis 'expert'.*'data', 'fsdp', 'model'"),
+        ("expert", "names the axis 'expert'"),
+        (("data", ("model", "data")), "names an axis twice"),
+    ],
+)
+def test_a_rule_of_axes_that_are_not_there_is_an_error(rule, message):
+    with pytest.raises(ValueError, match=message):
+        specs.check_rules({"w": rule}, SIZES, "rules")
+
+
+def test_the_name_of_an_axis_splits_the_largest_dimension_that_divides():
+    shapes = {"a": (6, 10), "b": (3, 5), "c": (), "d": (9, 4, 6)}
+    assert named(shapes, {".*": "fsdp"}) == {
+        "a": P(None, "fsdp"),
+        "b": P(),
+        "c": P(),
+        "d": P(None, None, "fsdp"),
+    }
+
+
+def test_an_axis_is_added_to_what_is_split_already():
+    assert specs.spread(P("model"), (8, 3), "data", SIZES) == P(("model", "data"))
+    assert specs.spread(P("model"), (4, 3), "data", SIZES) == P("model")
+    assert specs.spread(P("data"), (8, 8), "data", SIZES) == P("data")
+
+
+def test_logical_axes_go_by_the_order_of_the_rules_and_use_a_mesh_axis_once():
+    rules = (("heads", "model"), ("mlp", "model"), ("embed", "fsdp"), ("vocab", None))
+    assert specs.from_logical(("embed", "heads", "mlp"), rules, SIZES) == P("fsdp", "model", None)
+    assert specs.from_logical(("mlp", "mlp"), rules, SIZES) == P("model", None)
+    assert specs.from_logical(("vocab", None, "data"), rules, SIZES) == P(None, None, "data")
+
+
+def test_logical_axes_that_do_not_divide_stay_whole_and_that_is_said(caplog):
+    with caplog.at_level(logging.WARNING, "tekoa"):
+        found = named(
+            {"table": (257, 8)},
+            logical={"table": ("vocab", "embed")},
+            logical_rules=(("vocab", "model"), ("embed", "fsdp")),
+        )
+    assert found == {"table": P(None, "fsdp")}
+    assert "table of shape (257, 8) does not divide" in caplog.text
+
+
+def slots(shapes, table=()):
+    params = {("dense", "kernel"): (8, 16), ("dense", "bias"): (16,)}
+    param_specs = {("dense", "kernel"): P("fsdp", "model"), ("dense", "bias"): P("model")}
+    found = specs.slot_specs(
+        {tuple(name.split("/")): shape for name, shape in shapes.items()},
+        params,
+        param_specs,
+        SIZES,
+        table=dict(table),
+    )
+    return {"/".join(name): spec for name, spec in found.items()}
+
+
+def test_slots_are_split_as_their_parameters_reduced_ones_where_they_can_be():
+    found = slots(
+        {
+            "0/mu/dense/kernel": (8, 16),
+            "0/v/dense/kernel": (1, 16),
+            "1/v/dense/kernel": (8, 1),
+            "2/v/dense/kernel": (16,),
+            "3/v/dense/kernel": (8,),
+            "4/v/dense/kernel": (),
+            "5/memory/dense/kernel": (10, 8, 16),
+            "6/v/dense/kernel": (3, 5),
+            "count": (),
+        }
+    )
+    assert found == {
+        "0/mu/dense/kernel": P("fsdp", "model"),
+        "0/v/dense/kernel": P(None, "model"),
+        "1/v/dense/kernel": P("fsdp"),
+        "2/v/dense/kernel": P("model"),
+        "3/v/dense/kernel": P("fsdp"),
+        "4/v/dense/kernel": P(),
+        "5/memory/dense/kernel": P(None, "fsdp", "model"),
+        "6/v/dense/kernel": P(),
+        "count": P(),
+    }
+
+
+def test_slots_without_a_name_go_by_their_shape():
+    assert slots({"packed/0/1": (8, 16), "packed/1/0": (5,)}) == {
+        "packed/0/1": P("fsdp", "model"),
+        "packed/1/0": P(),
+    }
+
+
+def test_an_optimizers_own_rules_leave_whole_what_cannot_be_split():
+    shapes = {"mu/dense/kernel": (8, 16), "v/dense/kernel": (1, 1), "count": ()}
+    assert slots(shapes, {".*": "data"}) == {
+        "mu/dense/kernel": P(("fsdp", "data"), "model"),
+        "v/dense/kernel": P(),
+        "count": P(),
+    }
+    assert slots(shapes, {".*": ("data",)}) == {
+        "mu/dense/kernel": P("data"),
+        "v/dense/kernel": P(),
+        "count": P(),
+    }
