@@ -11,6 +11,8 @@ from tekoa.loop.dispatch import Dispatcher
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import Form
 from tekoa.loop.placement import Placement
+from tekoa.loop.task import TrainTask
+from tekoa.loop.training import ModelTraining
 
 
 @pytest.fixture
@@ -43,7 +45,9 @@ def test_a_stretch_tells_what_was_run(run, line):
     stretch = running.advance(4)
     assert (running.step, stretch.n_steps, stretch.has_grads) == (4, 4, True)
     np.testing.assert_array_equal(stretch.batch[0], line.data(10)[3][0])
-    found, n_bad = runner.read(stretch, running.state)
+    task = TrainTask(optimizer=optax.sgd(0.1), loss=line.mse, data=())
+    training = ModelTraining(model_fns(line.params, line.apply), task)
+    found, n_bad = runner.read(stretch, running.state, training)
     assert list(found) == ["train"]
     assert sorted(found["train"]) == ["gradients_l2norm", "loss", "weights_l2norm"]
     assert n_bad == 0

@@ -1,17 +1,20 @@
 """Runs steps up to a target: draws batches, keeps the device busy, owns the state."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from tekoa.core import guard, metrics
+from tekoa.core import guard
 from tekoa.core.state import StepOutput, TrainState, healthy
+from tekoa.core.trees import PyTree
 from tekoa.loop.dispatch import Dispatcher, copied
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import FlatStep, Form, Leaves, Outputs
 from tekoa.loop.placement import Placement
 from tekoa.loop.task import StopFlag
+from tekoa.loop.training import Training
 from tekoa.optim import rates as optim_rates
 
 
@@ -77,11 +80,11 @@ class Runner:
         self._is_held = True
         return self._form.state(self._now[0][0])
 
-    def reset_sums(self) -> None:
+    def reset_sums(self, empty: Callable[[PyTree], PyTree]) -> None:
         """Empties the metrics gathered in the state."""
         state = self.state
         if state.sums:
-            zeros = self._place.whole(metrics.zeros(state.sums))
+            zeros = self._place.whole(empty(state.sums))
             self._now[:] = [(self._form.leaves(state.replace(sums=zeros)), [])]
 
     def go_back(self) -> str:
@@ -167,24 +170,25 @@ class Runner:
         self._now[:] = map(run, [self._now[0][0]], [batch])
 
 
-def read(stretch: Stretch, state: TrainState) -> tuple[dict[str, dict[str, float]], int]:
+def read(
+    stretch: Stretch, state: TrainState, training: Training
+) -> tuple[dict[str, dict[str, float]], int]:
     """Waits for the device; gives the metrics of a stretch and the number of bad steps.
 
     Metrics are in the group "train"; the learning rates that the optimizer tells, by
     parameter group, are in "rates".
     """
-    output = stretch.output
+    numbers = {name: getattr(stretch.output, name) for name in training.tells}
     found, sums, rates, n_bad = jax.device_get(
         (
-            (output.loss, output.gradients_l2norm, output.weights_l2norm),
+            numbers,
             state.sums,
             optim_rates.current_rates(state.opt_state),
             state.health.n_bad,
         )
     )
-    names = ("loss", "gradients_l2norm", "weights_l2norm")
-    values = dict(zip(names, map(float, found), strict=True))
-    told = {"train": {**values, **metrics.compute(sums)}}
+    values = {name: float(value) for name, value in found.items()}
+    told = {"train": {**values, **training.compute(sums)}}
     if rates:
         told["rates"] = {group: float(rate) for group, rate in rates.items()}
     return told, int(n_bad)

@@ -13,17 +13,18 @@ import jax
 import jax.numpy as jnp
 
 from tekoa.bridges import detect
-from tekoa.core import guard, metrics, objective, sequence, trees
-from tekoa.core import step as steps
+from tekoa.core import guard, objective, trees
 from tekoa.core.model import ModelFns
+from tekoa.core.sharding import Layout
+from tekoa.core.sharding_specs import Rules
 from tekoa.core.state import TrainState
-from tekoa.loop import runner
+from tekoa.loop import placement, runner, start
 from tekoa.loop.checkpoint import Metrics, Summary
 from tekoa.loop.dispatch import Dispatcher, StepsPerDispatch
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import Form
-from tekoa.loop.placement import Placement
 from tekoa.loop.task import StateReader, StopFlag, TrainTask, check_count
+from tekoa.loop.training import ModelTraining, Options, Training
 
 _log = logging.getLogger("tekoa")
 
@@ -34,14 +35,17 @@ class TrainLoop:
     Args:
         init: A Linen `model.init`, an NNX or Equinox module, plain functions, `ModelFns`,
             or a reader of checkpoints around one of these.
-        task: Model function, optimizer, loss and data.
+        task: Model function, optimizer, loss and data; or a `Training`, which brings its own
+            step.
         n_steps_per_checkpoint: Checkpoints fall on its multiples and on the last step.
         n_steps: Steps in total; None: until the data ends.
         rnkey: Root of all randomness; `jax.random.key(0)` by default.
         collections: For Linen: rng streams at "init" and at "apply".
         mutable_collections: For Linen: which collections training may change.
         input_sample: Inputs to initialise with; those of the first batch by default.
-        devices: Devices among which the rows of a batch are split.
+        devices: Devices among which the rows of a batch are split; all hold all parameters.
+        layout: How parameters, optimizer state and batches are split over a mesh.
+        optimizer_rules: How the optimizer's state is split, as `Layout` has it.
         stdout: If true, what the loop has to say is printed.
         accumulate: As `make_train_step`.
         ema: As `make_train_step`.
@@ -60,7 +64,7 @@ class TrainLoop:
     def __init__(
         self,
         init: Any,
-        task: TrainTask,
+        task: TrainTask | Training,
         *,
         n_steps_per_checkpoint: int = 100,
         n_steps: int | None = None,
@@ -69,6 +73,8 @@ class TrainLoop:
         mutable_collections: bool | Sequence[str] = True,
         input_sample: Any = None,
         devices: Sequence[jax.Device] | None = None,
+        layout: Layout | None = None,
+        optimizer_rules: Rules | str | None = None,
         stdout: bool = False,
         accumulate: int = 1,
         ema: float | None = None,
@@ -80,43 +86,42 @@ class TrainLoop:
     ):
         began = time.perf_counter()
         self.n_steps, self.n_steps_per_checkpoint = n_steps, n_steps_per_checkpoint
-        self._stdout, self._is_stopped = stdout, False
-        self._stops_at_nan = on_nan == "stop"
+        self._stdout, self._is_stopped, self._stops_at_nan = stdout, False, on_nan == "stop"
         reader = init if isinstance(init, StateReader) else None
         self._feed = Feed(task.data, task.split)
-        self._fns = detect.as_model_fns(
-            reader.target if reader else init,
-            task.apply,
-            collections=collections,
-            mutable=mutable_collections,
-        )
+        self._fns: ModelFns | None = None
+        if isinstance(task, TrainTask):
+            self._fns = detect.as_model_fns(
+                reader.target if reader else init,
+                task.apply,
+                collections=collections,
+                mutable=mutable_collections,
+            )
+            task = ModelTraining(self._fns, task, input_sample)
+        self._training: Training = task
         loaded = time.perf_counter()
-        state = self._initialised(task, rnkey, input_sample, ema)
-        restored = reader.restore(state) if reader else None
+        place = placement.Placement(placement.choose_layout(layout, devices, optimizer_rules))
+        options = Options(accumulate=accumulate, ema=ema, precision=precision, on_nan=on_nan)
+        state, restored = start.starting_state(
+            task,
+            jax.random.key(0) if rnkey is None else rnkey,
+            batch=self._feed.peek(),
+            place=place,
+            options=options,
+            reader=reader,
+        )
         if restored is not None:
-            state = restored.state
             self._feed.restore(restored.data_state)
-            if steps_per_dispatch == "auto":
-                steps_per_dispatch = restored.facts.get("steps_per_dispatch") or "auto"
-            self._say(f"Goes on from step {int(state.step)}.")
-        options: dict[str, Any] = {
-            "accumulate": accumulate,
-            "ema": ema,
-            "precision": precision,
-            "on_nan": on_nan,
-            "split": task.split,
-        }
-        given = self._fns, task.loss, task.optimizer
-        place, form = Placement(devices), Form(state)
-        lean = form.step(steps.make_train_step(*given, **options))
-        many = form.step(sequence.make_train_steps(*given, **options))
-        self._dispatcher = Dispatcher(lean, many, wanted=steps_per_dispatch, jit=place.jit)
+            self._say(f"Goes on from step {int(state.step)}.{place.changes(restored.facts)}")
+        form = Form(state)
+        lean, many = form.step(task.make_step(options)), form.step(task.make_steps(options))
+        together = start.settled_dispatch(steps_per_dispatch, restored, place)
+        self._dispatcher = Dispatcher(lean, many, wanted=together, jit=place.jit)
         last = self._dispatcher.one
         if grads:
-            full = steps.make_train_step(*given, keep_grads=True, **options)
-            last = place.jit(form.step(full))
+            last = place.jit(form.step(task.make_step(options, keep_grads=True)))
         self._runner = runner.Runner(
-            place.whole(state),
+            state,
             form=form,
             feed=self._feed,
             place=place,
@@ -124,6 +129,7 @@ class TrainLoop:
             last=last,
             stop_flag=stop_flag,
         )
+        self._place = place
         self._setup = {
             "load_seconds": loaded - began,
             "init_seconds": time.perf_counter() - loaded,
@@ -163,7 +169,7 @@ class TrainLoop:
     def model(self) -> Any:
         """The trained model: the module for NNX and Equinox, else the evaluation parameters."""
         state = self.state
-        if self._fns.merge is None:
+        if self._fns is None or self._fns.merge is None:
             return state.eval_params
         return self._fns.merge(
             state.eval_params, objective.with_carry(state.variables, state.carry)
@@ -172,6 +178,8 @@ class TrainLoop:
     @property
     def model_fns(self) -> ModelFns:
         """The model as pure functions, for an `EvalLoop` or a step of one's own."""
+        if self._fns is None:
+            raise TypeError("This loop runs a step of its task's own; it knows no model.")
         return self._fns
 
     def __iter__(self) -> Iterator[Summary]:
@@ -241,7 +249,7 @@ class TrainLoop:
             self._say(f"The data ended at step {self.step}.")
         if stretch is None:
             raise StopIteration("The data has ended.")
-        found, n_bad = runner.read(stretch, self._runner.state)
+        found, n_bad = runner.read(stretch, self._runner.state, self._training)
         elapsed = time.perf_counter() - began
         if n_bad and self._stops_at_nan:
             self._raise_bad()
@@ -249,7 +257,7 @@ class TrainLoop:
             found["train"]["skipped_steps"] = float(n_bad)
         found["train"]["seconds_per_step"] = elapsed / stretch.n_steps
         if self.step == target:  # Else a resumed run goes on with the sums of this stretch.
-            self._runner.reset_sums()
+            self._runner.reset_sums(self._training.empty)
             if self._dispatcher.is_choice_due(self.step, stretch.n_steps):
                 self._say(self._runner.choose(stretch))
         return self._record(
@@ -271,7 +279,7 @@ class TrainLoop:
             n_completed_steps=n_steps,
             elapsed_time=elapsed_time,
             data_state=self._feed.state,
-            facts={"steps_per_dispatch": self._dispatcher.n_together},
+            facts={"steps_per_dispatch": self._dispatcher.n_together, "mesh": self._place.sizes},
             setup=self._setup,
             metrics=found,
         )
@@ -282,20 +290,6 @@ class TrainLoop:
             f"{told} The loop's state is that of step {self.step}, the "
             'last good one. Lower the learning rate, clip gradients, or pass on_nan="skip".'
         )
-
-    def _initialised(
-        self, task: TrainTask, rnkey: jax.Array | None, input_sample: Any, ema: float | None
-    ) -> TrainState:
-        rnkey = jax.random.key(0) if rnkey is None else rnkey
-        sample = self._feed.peek()
-        inputs, _ = task.split(sample)
-        if input_sample is not None:
-            inputs = input_sample if isinstance(input_sample, tuple) else (input_sample,)
-        state = steps.init_state(self._fns, task.optimizer, rnkey, inputs=inputs, ema=ema)
-        loss_of = objective.make_objective(self._fns, task.loss, split=task.split)
-        given = objective.with_carry(state.variables, state.carry)
-        _, (_, _, found) = jax.eval_shape(loss_of, state.params, given, sample, state.rng)
-        return state.replace(sums=metrics.zeros(found))
 
     def _say(self, line: str) -> None:
         _log.info(line)
