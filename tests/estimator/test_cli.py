@@ -34,45 +34,6 @@ def test_help_needs_no_jax_and_names_commands_and_flags():
         assert word in shown
 
 
-# What a newcomer gets wrong within an hour; each is one message and exit code 2.
-MISTAKES = {
-    "no command": ([], "Usage"),
-    "command mistyped": (["trian", "mnist"], "Did you mean 'train'"),
-    "model mistyped": (["train", "mnits"], "Did you mean 'mnist'"),
-    "model missing": (["train"], "Which model"),
-    "flag mistyped": (["train", "mnist", "--max_train_step=3"], "--max_train_steps"),
-    "flag of the wrong type": (["train", "mnist", "--max_ckpt=many"], "max_ckpt"),
-    "pattern matches nothing": (["train", "mnist", "--train_pattern=no_such_*"], "no_such_*"),
-    "unknown scheme": (["train", "mnist", "--train_pattern=foo://x"], "foo://"),
-    "no such split": (["train", "mnist", "--train_pattern=digits://split=all"], "split"),
-    "setting mistyped": (["train", "mnist", "--module_config.wormup=3"], "warmup"),
-    "setting of the wrong type": (["train", "mnist", "--module_config.warmup=x"], "warmup"),
-    "wrong precision": (["train", "mnist", "--precision=half"], "precision"),
-    "directory not writable": (["train", "mnist", "--model_dir=/proc/run"], "/proc/run"),
-    "start from elsewhere": (["train", "mnist", "--checkpoint_path=x"], "--checkpoint_path"),
-    "nothing to predict": (["predict", "mnist"], "--pred_pattern"),
-    "nothing to do": (["--model_dir=x"], "--train_pattern"),
-    "inspect nothing": (["inspect", "no_such_dir"], "no_such_dir"),
-    "convert without format": (["convert", "a", "b"], "--to"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_message(name, tmp_path, monkeypatch, capsys):
-    arguments, words = MISTAKES[name]
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(arguments) == cli.EXIT_USAGE
-    said = capsys.readouterr()
-    assert words in said.out + said.err
-    assert "Traceback" not in said.err
-
-
-def test_evaluating_an_empty_directory_is_one_message(tmp_path, capsys):
-    flags = [f"--model_dir={tmp_path}", "--eval_pattern=digits://split=test"]
-    assert cli.main(["eval", "mnist", *flags]) == cli.EXIT_USAGE
-    assert "no checkpoint yet" in capsys.readouterr().err
-
-
 def test_second_trainer_is_refused(trained, tmp_path, capsys):
     from tekoa import store
 

@@ -7,6 +7,7 @@ import pytest
 
 import tekoa
 from tekoa.loop import placement, start
+from tekoa.loop.task import Restored
 from tekoa.loop.training import ModelTraining, Options
 
 
@@ -72,3 +73,13 @@ def test_steps_per_dispatch_as_asked_else_as_saved_else_one_among_processes():
 
 def restored(n):
     return types.SimpleNamespace(facts={"steps_per_dispatch": n})
+
+
+@pytest.mark.parametrize(("on_nan", "n_bad"), [("stop", 0), ("skip", 1)])
+def test_steps_skipped_by_an_earlier_run_do_not_stop_this_one(on_nan, n_bad):
+    state = begin()
+    one = jax.numpy.int32(1)
+    skipped = state.replace(health=state.health._replace(n_bad=one, first_step=one))
+    reader = types.SimpleNamespace(target=None, restore=lambda _: Restored(state=skipped))
+    state = begin(reader=reader, options=Options(on_nan=on_nan))
+    assert int(state.health.n_bad) == n_bad

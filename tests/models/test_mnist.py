@@ -4,6 +4,7 @@ import pytest
 
 from tekoa import data
 from tekoa.core import trees
+from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts
 from tekoa.models import mnist
 
@@ -51,5 +52,5 @@ def test_pixels_are_scaled_by_what_the_data_says():
 def test_data_without_images_is_a_clear_error(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
-    with pytest.raises(ValueError, match="no images with labels"):
+    with pytest.raises(UsageError, match="no images with labels"):
         mnist.experiment(mnist.get_config(), facts(str(path), batch_size=1))

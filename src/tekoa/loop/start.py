@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from tekoa.core.state import TrainState
+from tekoa.core.state import TrainState, healthy
 from tekoa.loop.dispatch import StepsPerDispatch
 from tekoa.loop.placement import Placement
 from tekoa.loop.task import Restored, StateReader
@@ -47,6 +47,9 @@ def starting_state(
     state = restored.state
     if callable(state):
         state = state(place.make(make, rnkey, batch))
+    if options.on_nan == "stop":
+        # What an earlier run has skipped is no reason to stop at the first step of this one.
+        state = state.replace(health=healthy())
     return place.state(state), restored
 
 

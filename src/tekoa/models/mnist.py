@@ -15,6 +15,7 @@ import ml_collections
 import optax
 from flax import linen as nn
 
+from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts, Experiment
 from tekoa.optim import amos as amos_lib
 from tekoa.optim import amos_helper
@@ -73,7 +74,7 @@ class CNN(nn.Module):
 def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment:
     """The CNN for these images."""
     if data.info.n_classes is None or "image" not in data.info.shapes:
-        raise ValueError(
+        raise UsageError(
             f"{data.info.name} has no images with labels: its fields are {dict(data.info.shapes)}."
         )
     model = CNN(data.info.n_classes, data.info.value_range or (0.0, 255.0))
