@@ -95,14 +95,14 @@ def test_settings_are_flattened_and_what_is_not_set_left_out():
         "model": "my.model",
         "random_seed": 7,
         "settings": {"opt": {"rate": 0.1}, "name": "<b>"},
-        "flags": {"max_ckpt": 10, "ema": None, "overrides": {"a": "b"}},
+        "flags": {"max_ckpt": 7, "max_save": 3, "ema": None, "overrides": {"a": "b"}},
         "command": ["/bin/tekoa", "train", "mnist"],
         "versions": {"jax": "1"},
     }
     page = sections.settings(facts(record=record))
     for words in ["opt.rate", "&lt;b&gt;", "max_ckpt", "tekoa train mnist", "my.model", "jax 1"]:
         assert words in page
-    for words in ["ema", "overrides", "<b>", "/bin"]:
+    for words in ["max_save", "ema", "overrides", "<b>", "/bin"]:
         assert words not in page
 
 

@@ -1,5 +1,6 @@
 """The LSTM against a forward pass in numpy, written from the specification alone."""
 
+import json
 import logging
 import math
 
@@ -8,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tekoa import store
 from tekoa.bridges import detect
 from tekoa.core import objective, trees
 from tekoa.core import step as steps
 from tekoa.data import DataError
+from tekoa.estimator import cli
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts
 from tekoa.loop.checkpoint import Summary
@@ -179,14 +182,19 @@ def test_logits_are_those_of_numpy(variables, apply):
     np.testing.assert_allclose(logits[0], expected, rtol=2e-4, atol=2e-4)
 
 
-def test_evaluation_of_a_whole_stream_is_that_of_numpy(tmp_path):
-    """All of a file at batch size 1, the last piece shorter."""
+def write_text(directory):
+    """Writes a text and its vocabulary; gives the tokens."""
     rng = np.random.default_rng(1)
     lines = [" ".join(rng.choice(["a", "b", "c", "d", "e"], 1 + i % 5)) for i in range(9)]
-    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    (directory / "text.txt").write_text("\n".join(lines) + "\n")
     words = ["<s>", "</s>", "a", "b", "c", "d", "e"]
-    (tmp_path / "vocab.txt").write_text("".join(f"{word} 1\n" for word in words))
-    tokens = [words.index(word) for line in lines for word in [*line.split(), "</s>"]]
+    (directory / "vocab.txt").write_text("".join(f"{word} 1\n" for word in words))
+    return [words.index(word) for line in lines for word in [*line.split(), "</s>"]]
+
+
+def test_evaluation_of_a_whole_stream_is_that_of_numpy(tmp_path):
+    """All of a file at batch size 1, the last piece shorter."""
+    tokens = write_text(tmp_path)
     config = small()
     config.vocab_path = str(tmp_path / "vocab.txt")
     pattern = str(tmp_path / "text.txt")
@@ -203,6 +211,44 @@ def test_evaluation_of_a_whole_stream_is_that_of_numpy(tmp_path):
     assert scores["mrr"] == pytest.approx(mrr, rel=1e-5)
     # The carry that training left has no part in it, and a second evaluation is the same.
     assert found.finished(measure(checkpoint_of(state)).metrics["eval"]) == scores
+
+
+@pytest.mark.slow
+def test_the_command_gives_the_perplexity_of_numpy(tmp_path, capsys):
+    tokens = write_text(tmp_path)
+    flags = [
+        f"--model_dir={tmp_path / 'run'}",
+        f"--module_config.vocab_path={tmp_path / 'vocab.txt'}",
+        "--module_config.seq_length=8",
+        f"--module_config.model_config.hidden_size={H}",
+        f"--module_config.model_config.memory_size={M}",
+    ]
+    training = [
+        f"--train_pattern={tmp_path / 'text.txt'}",
+        "--train_batch_size=2",
+        "--train_consecutive=2",
+        "--max_train_steps=20",
+        "--check_every_steps=20",
+        "--random_seed=3",
+        "--steps_per_dispatch=1",
+        "--noprogress",
+        "--module_config.opt_config.optimizer=amos",
+        "--module_config.opt_config.learning_rate=0.1",
+        "--module_config.opt_config.momentum=0.0",
+    ]
+    assert cli.main(["train", "lstm_lm", *flags, *training]) == 0
+    capsys.readouterr()
+    evaluation = [f"--eval_pattern={tmp_path / 'text.txt'}", "--eval_batch_size=1", "--json"]
+    assert cli.main(["eval", "lstm_lm", *flags, *evaluation]) == 0
+    found = json.loads(capsys.readouterr().out)
+    cost, perplexity, mrr = numpy_scores(store.load(tmp_path / "run")["model_params"], tokens)
+    assert cost < math.log(V)
+    assert found == {
+        "step": 20,
+        "cost": pytest.approx(cost, rel=1e-5),
+        "perplexity": pytest.approx(perplexity, rel=1e-4),
+        "mrr": pytest.approx(mrr, rel=1e-5),
+    }
 
 
 def test_consecutive_batches_are_one_long_sequence(variables, apply):

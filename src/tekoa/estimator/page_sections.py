@@ -1,5 +1,6 @@
 """The parts of the page, each made of the facts of a run."""
 
+import dataclasses
 import html
 import math
 import statistics
@@ -8,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tekoa.estimator import page_chart
+from tekoa.estimator.config import RunConfig
 from tekoa.estimator.page_chart import Series, number
 from tekoa.estimator.page_events import Point
 from tekoa.estimator.page_facts import RunFacts
 
 TRAIN = "train"
+_OF_TRAINING = (TRAIN, "valid")
 SPEED = "seconds_per_step"
 _FIRST = ("loss", "cost", "perplexity")
 _LAST = ("gradients_l2norm", "weights_l2norm")
@@ -41,7 +44,13 @@ def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
         first = _FIRST.index(name) if name in _FIRST else len(_FIRST)
         return name in _LAST, first, name
 
-    return {name: charts[name] for name in sorted(charts, key=rank)}
+    def first(who: str) -> int:
+        return _OF_TRAINING.index(who) if who in _OF_TRAINING else len(_OF_TRAINING)
+
+    return {
+        name: {who: charts[name][who] for who in sorted(charts[name], key=first)}
+        for name in sorted(charts, key=rank)
+    }
 
 
 def curves(facts: RunFacts) -> str:
@@ -49,14 +58,14 @@ def curves(facts: RunFacts) -> str:
     charts = metric_charts(facts)
     if not charts:
         return '<p class="empty">No point is written yet.</p>'
-    known = [TRAIN, "valid", *sorted({who for c in charts.values() for who in c})]
-    places = list(dict.fromkeys(known))
+    others = sorted({who for chart in charts.values() for who in chart})
+    places = list(dict.fromkeys([*_OF_TRAINING, *others]))
     best = {(b.metric, b.place.rpartition("/")[0]): b.step for b in facts.best}
     cards = []
     for name, by_place in charts.items():
         series = [
             Series(who, places.index(who) % _N_COLORS + 1, [(p.step, p.value) for p in points])
-            for who, points in sorted(by_place.items(), key=lambda item: places.index(item[0]))
+            for who, points in by_place.items()
         ]
         marks = [
             xy
@@ -205,12 +214,16 @@ def seconds(facts: RunFacts) -> tuple[float, float]:
 
 
 def settings(facts: RunFacts) -> str:
-    """What the run was told: the model's settings, the flags, the command, the versions."""
+    """The model's settings, the flags that are not as usual, the command, the versions."""
     record = facts.record
     if not record:
         return '<p class="empty">There is no run.json.</p>'
-    given = {k: v for k, v in record.get("flags", {}).items() if v not in (None, [], {}, "")}
-    given.pop("overrides", None)
+    usual = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+    given = {
+        name: value
+        for name, value in record.get("flags", {}).items()
+        if name != "overrides" and value not in (usual.get(name), None, [])
+    }
     versions = ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items())
     about = {"model": record.get("model"), "seed": record.get("random_seed"), "versions": versions}
     command = " ".join(["tekoa", *map(str, record.get("command", [])[1:])])
