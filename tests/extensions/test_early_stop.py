@@ -41,3 +41,28 @@ def test_a_metric_that_is_not_there_is_named(summary):
 def test_options_are_checked(options):
     with pytest.raises(ValueError, match="must be"):
         EarlyStopping("loss", **options)
+
+
+def test_patience_is_kept_over_restarts(tmp_path, summary):
+    path = tmp_path / "run" / "seen.json"
+
+    def stage():
+        return EarlyStopping("loss", patience=3, path=path)
+
+    first = stage()
+    for step, value in enumerate([3.0, 1.0, 2.0, 2.5], start=1):
+        first(summary(step, eval={"loss": value}))
+    assert first.best == 1.0
+    second = stage()
+    # The run goes on from step 3, whose successor is seen a second time.
+    second(summary(4, eval={"loss": 2.5}))
+    assert (second.should_stop, second.best) == (False, 1.0)
+    second(summary(5, eval={"loss": NAN}))
+    assert second.should_stop
+    assert stage().best == 1.0
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    (tmp_path / "file").write_text("[1]")
+    with pytest.raises(ValueError, match="does not hold what EarlyStopping"):
+        EarlyStopping("loss", patience=1, path=tmp_path / "file")

@@ -68,15 +68,7 @@ class BestFileWriter:
             )
         value = metrics[self._name]
         if self._score.is_better(value):
-            self._store.save(
-                checkpoint.step,
-                files.items_of(checkpoint.state),
-                meta=files.meta_of(checkpoint),
-                metrics=metrics,
-                on_commit=lambda _: self._score.record(value),
-                # A run killed between the commit and the score comes here again.
-                exist_ok=True,
-            )
+            files.save(self._store, checkpoint, lambda _: self._score.record(value))
         return checkpoint
 
     def wait(self) -> None:

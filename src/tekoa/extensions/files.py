@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from tekoa.core.state import Health, TrainState
@@ -42,6 +42,25 @@ def meta_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"data_state": checkpoint.data_state, "facts": dict(checkpoint.facts)}
 
 
+def save(
+    opened: store.Store,
+    checkpoint: Checkpoint,
+    on_commit: Callable[[int], None] | None = None,
+) -> None:
+    """Starts to store a checkpoint.
+
+    A step that is there already is left alone: a run killed after its commit comes here again.
+    """
+    opened.save(
+        checkpoint.step,
+        items_of(checkpoint.state),
+        meta=meta_of(checkpoint),
+        metrics=flat_metrics(checkpoint),
+        on_commit=on_commit,
+        exist_ok=True,
+    )
+
+
 class CheckpointFileWriter:
     """Stores each checkpoint in the background; a step is there whole, or not at all.
 
@@ -68,13 +87,7 @@ class CheckpointFileWriter:
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Starts to store one checkpoint; a step that is there already is left alone."""
         self._store.poll()
-        self._store.save(
-            checkpoint.step,
-            items_of(checkpoint.state),
-            meta=meta_of(checkpoint),
-            metrics=flat_metrics(checkpoint),
-            exist_ok=True,
-        )
+        save(self._store, checkpoint)
         return checkpoint
 
     def wait(self) -> None:
