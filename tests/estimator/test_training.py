@@ -48,3 +48,17 @@ def test_steps_to_trace_are_checked(tmp_path, capsys, text):
     command = ["train", TINY, f"--model_dir={tmp_path}", f"--profile_steps={text}"]
     assert cli.main(command) == cli.EXIT_USAGE
     assert "FIRST:COUNT" in capsys.readouterr().err
+
+
+def test_copies_are_kept_at_steps_that_are_no_checks(tmp_path):
+    plain, copied = tmp_path / "plain", tmp_path / "copied"
+    assert cli.main(["train", TINY, f"--model_dir={plain}", *CHECKED]) == 0
+    assert cli.main(["train", TINY, f"--model_dir={copied}", *CHECKED, "--save_every_steps=4"]) == 0
+    assert names.list_steps(copied / "save") == [4, 8]
+    assert names.list_steps(copied) == names.list_steps(plain) == [0, 3, 6, 9]
+    assert_trees_equal(store.load(copied)["model_params"], store.load(plain)["model_params"])
+    (steps, ours), (same, theirs) = (
+        zip(*points(directory, "train/loss"), strict=True) for directory in (copied, plain)
+    )
+    assert steps == same
+    assert ours == pytest.approx(theirs, rel=1e-5)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tekoa.core import guard
-from tekoa.estimator import dry_run, start
+from tekoa.estimator import checks, dry_run, start
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
 from tekoa.estimator.program import Program, program_of
@@ -18,7 +18,6 @@ from tekoa.extensions import base, files, profiler, progress, tensorboard
 from tekoa.loop import feed, train
 from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 from tekoa.loop.task import StopFlag
-from tekoa.loop.triggers import EverySteps
 from tekoa.optim import amos
 from tekoa.store import names, signals, steps
 
@@ -53,7 +52,13 @@ def run_train(config: RunConfig) -> int:
             last = _begin(run, loop, stages, keeper)
             # An earlier run may have been told to go further than this one.
             is_left = loop.n_steps is None or loop.step < loop.n_steps
-            for checkpoint in loop if is_left else ():
+            due = checks.checks(
+                loop,
+                check_every=config.check_every_steps,
+                save_every=config.save_every_steps,
+                save=_saver(run, stack),
+            )
+            for checkpoint in due if is_left else ():
                 last = _process(checkpoint, stages, keeper)
         except guard.NonFiniteError:
             keeper(loop.checkpoint())
@@ -106,6 +111,11 @@ def _process(
 
 def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag) -> train.TrainLoop:
     config = run.config
+    if config.train_batch_size % config.accumulate:
+        raise UsageError(
+            f"--accumulate={config.accumulate} must divide --train_batch_size="
+            f"{config.train_batch_size}."
+        )
     batches = program.train_batches(seed)
     position = feed.position(batches)
     return program.train_loop(
@@ -114,7 +124,9 @@ def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag)
         ),
         data=batches,
         n_steps=_n_steps(config, batches),
-        n_steps_per_checkpoint=config.check_every_steps,
+        n_steps_per_checkpoint=checks.steps_between(
+            config.check_every_steps, config.save_every_steps
+        ),
         rnkey=jax.random.key(seed),
         accumulate=config.accumulate,
         ema=config.ema,
@@ -175,10 +187,14 @@ def _stages(
         yield stack.enter_context(contextlib.closing(progress.ProgressBar(loop.n_steps)))
     writer = tensorboard.SummaryWriter(run.model_dir / "train", params=True)
     yield stack.enter_context(contextlib.closing(writer))
-    if config.save_every_steps is not None:
-        saver = _writer(run, run.model_dir / "save", keep=KEEP_ALL)
-        stack.enter_context(contextlib.closing(saver))
-        yield base.when(EverySteps(config.save_every_steps), saver)
+
+
+def _saver(run: runs.Run, stack: contextlib.ExitStack) -> base.Stage:
+    """What keeps copies for good, if any are wanted."""
+    if run.config.save_every_steps is None:
+        return base.serial()
+    saver = _writer(run, run.model_dir / "save", keep=KEEP_ALL)
+    return stack.enter_context(contextlib.closing(saver))
 
 
 def _writer(run: runs.Run, directory: pathlib.Path, *, keep: int) -> files.CheckpointFileWriter:
@@ -224,6 +240,6 @@ def _n_steps(config: RunConfig, batches: Any) -> int | None:
 
 def _steps_per_dispatch(config: RunConfig) -> Any:
     text = config.steps_per_dispatch
-    if text != "auto" and not text.isdigit():
+    if text != "auto" and not (text.isdigit() and int(text)):
         raise UsageError(f"--steps_per_dispatch must be 'auto' or a number, got {text!r}.")
     return text if text == "auto" else int(text)
