@@ -99,7 +99,7 @@ class Dispatcher:
         seconds = self._seconds(leaves, [batch], n_steps)
         if seconds >= _SHORT_STEP_SECONDS:
             self.n_together = 1
-            return f"A step takes {seconds:.1e} s: one goes to the device at a time."
+            return f"A step takes {1e3 * seconds:.2g} ms: one goes to the device at a time."
         group = [batch] * n
         self._seconds(leaves, group, n_steps)  # Compiles.
         ratios = []
