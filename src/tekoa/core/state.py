@@ -20,9 +20,9 @@ class Health(NamedTuple):
 
 
 def healthy() -> Health:
-    """The record before anything went wrong."""
-    zero = jnp.zeros((), jnp.int32)
-    return Health(zero, zero, jnp.zeros((), jnp.float32), zero - 1)
+    """The record before anything went wrong; its arrays are distinct, so they can be donated."""
+    n_bad, first_step = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    return Health(n_bad, first_step, jnp.zeros((), jnp.float32), jnp.full((), -1, jnp.int32))
 
 
 @jax.tree_util.register_dataclass
