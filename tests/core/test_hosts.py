@@ -11,7 +11,7 @@ def test_a_process_alone_agrees_with_itself():
     assert (alone.index, alone.count, alone.is_writer) == (0, 1, True)
     assert alone.exchange("seed", 3) == [3]
     assert alone.broadcast("seed", 3) == 3
-    alone.agree("seed", 3)
+    alone.agree("flags", {"seed": 3})
     alone.leave(0)
 
 

@@ -12,6 +12,8 @@ class NeverStop:
     def is_set(self):
         return False
 
+    is_asked = is_set
+
 
 def test_all_of_a_run_is_found(trained, tmp_path):
     from tekoa.estimator import config, run

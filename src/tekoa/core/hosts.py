@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tekoa.core import hosts_hub, hosts_link
@@ -73,22 +73,27 @@ class Hosts:
             return [value]
         return self.link.exchange(name, value, timeout_seconds=timeout_seconds)
 
-    def broadcast(self, name: str, value: Any = None) -> Any:
+    def broadcast(
+        self, name: str, value: Any = None, *, timeout_seconds: float = EXCHANGE_SECONDS
+    ) -> Any:
         """Gives process 0's value to all; the others' are not looked at."""
-        return self.exchange(name, value if self.is_writer else None)[0]
+        own = value if self.is_writer else None
+        return self.exchange(name, own, timeout_seconds=timeout_seconds)[0]
 
-    def agree(self, name: str, value: Any) -> None:
-        """Checks that all processes hold the same value.
+    def agree(self, name: str, value: Mapping[str, Any]) -> None:
+        """Checks that all processes hold the same values.
 
         Raises:
             HostsError: If they do not, on all of them.
         """
-        values = self.exchange(name, value)
-        for index, other in enumerate(values):
-            if other != values[0]:
+        first, *others = self.exchange(name, dict(value))
+        for index, other in enumerate(others, 1):
+            differ = [key for key in first if other.get(key) != first[key]]
+            if differ:
+                was, now = ({key: x.get(key) for key in differ} for x in (first, other))
                 raise HostsError(
-                    f"The processes do not agree on {name}: process 0 has {values[0]!r}, process "
-                    f"{index} has {other!r}. Give all of them the same command."
+                    f"The processes do not agree on {name}: process 0 has {was}, process {index} "
+                    f"has {now}. Give all of them the same command."
                 )
 
     def watch_signals(self, signal_name: Callable[[], str | None]) -> None:
@@ -102,9 +107,11 @@ class Hosts:
             return signal_name is not None
         return self.link.is_stop_due(signal_name)
 
-    def is_stop_asked(self) -> bool:
-        """Whether any process has asked for a stop, as far as is known here."""
-        return self.link is not None and bool(self.link.stopped_by)
+    def is_stop_agreed(self, signal_name: str | None) -> bool:
+        """Whether all know that one was asked to stop; does not count as a poll."""
+        if self.link is None:
+            return signal_name is not None
+        return self.link.is_stop_agreed(signal_name)
 
     def leave(self, code: int, why: str = "") -> None:
         """Ends this process's part; returns once the others have ended theirs.

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import math
 import threading
 import time
 from typing import Any
@@ -155,7 +156,8 @@ class Hub:
             peer.code, peer.why = message["bye"], message["why"]
             if peer.code and self._ending is None:
                 self._ending = time.monotonic()
-            if all(other.code is not None for other in self._peers.values()):
+            ended = [other for other in self._peers.values() if other.code is not None]
+            if len(ended) == self._n:
                 self._end({"over": True})
 
     def _gather(self, peer: _Peer, message: dict[str, Any]) -> None:
@@ -192,7 +194,8 @@ class Hub:
             waited = time.monotonic() - gathering.began
             missing = [p for p in self._peers.values() if p.index not in gathering.values]
             names = ", ".join(peer.who for peer in missing)
-            if waited > _TELL_SECONDS and not gathering.is_told:
+            is_bounded = gathering.timeout_seconds < math.inf
+            if is_bounded and waited > _TELL_SECONDS and not gathering.is_told:
                 gathering.is_told = True
                 _log.warning("%r waits for %s since %.0f s", gathering.name, names, waited)
             if waited > gathering.timeout_seconds:

@@ -121,6 +121,12 @@ class Link:
                 self._ask_stop(signal_name)
             return self._stop_at is not None and self._n_polls >= self._stop_at
 
+    def is_stop_agreed(self, signal_name: str | None) -> bool:
+        """Tells whether the moment to stop is known; the next poll is then such a moment."""
+        if signal_name is not None:
+            self._ask_stop(signal_name)
+        return bool(self.stopped_by)
+
     def _ask_stop(self, signal_name: str) -> None:
         if not self._has_asked:
             self._has_asked = True

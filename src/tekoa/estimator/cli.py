@@ -1,16 +1,18 @@
 """The command `tekoa`: reads the words, calls the mode, tells mistakes plainly.
 
 Exit codes: 0 done, 2 a mistake in the call, 75 stopped by a signal and resumable,
-76 numbers were not finite (the last good state is saved), 130 interrupted while there was
+76 numbers were not finite (the last good state is saved), 69 another process of the run is
+gone or stuck, 130 interrupted while there was
 nothing to save, 141 nobody reads the output, else that of the store's error: 65 nothing
 usable, 66 does not fit the model, 73 another process writes there, 74 saves failed, 70 any
 other.
 """
 
+import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tekoa.estimator import config as flags
 
@@ -31,6 +33,7 @@ Commands:
   inspect DIR      list the checkpoints of a directory
   page DIR         write a page of a run, with its curves: NAME.html here, or --out=FILE
   convert SRC DST --to=t5x|tekoa   copy a checkpoint into another format
+  launch --processes=N [--devices=M] COMMAND ...   run a command in several processes here
 
 Without a command the mode follows from the flags, or from --mode.
 
@@ -47,9 +50,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or {"--help", "-h", "help"} & set(arguments):
         print(_help(arguments))
         return 0 if arguments else EXIT_USAGE
+    if arguments[0] == "launch":
+        return _run(lambda: _launch(arguments[1:]))
+    return _run(lambda: _one(arguments))
+
+
+def _one(arguments: Sequence[str]) -> int:
+    words, config = flags.parse(arguments)
+    return _command(words)(words[1:], config)
+
+
+def _launch(arguments: Sequence[str]) -> int:
+    from tekoa.estimator import launch
+
+    return launch.launch(arguments)
+
+
+def _run(command: Callable[[], int]) -> int:
+    """Runs a command; tells in a line what is no fault of the program."""
     try:
-        words, config = flags.parse(arguments)
-        return _command(words)(words[1:], config)
+        return command()
     except flags.UsageError as error:
         print(f"tekoa: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -98,13 +118,29 @@ def _by_flags(words: list[str], config: flags.RunConfig) -> int:
 def _mode(name: str) -> Callable[[list[str], flags.RunConfig], int]:
     def run(words: list[str], config: flags.RunConfig) -> int:
         config = _with_model(words, config)
-        from tekoa.estimator import compile_cache, modes
+        with _signals_wait():
+            from tekoa.estimator import compile_cache, group
+        config = group.join(config)
+        with _signals_wait():
+            from tekoa.estimator import modes
 
         # A dry run writes nothing, and tells how long compiling takes.
         with compile_cache.opened(compile_cache.OFF if config.dry_run else config.compile_cache):
-            return getattr(modes, f"run_{name}")(config)
+            mode = getattr(modes, f"run_{name}")
+            return group.ended(lambda: _run(lambda: mode(config)))
 
     return run
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Keeps an interrupt for later: native libraries may crash while they are loaded."""
+    from tekoa.store import signals
+
+    with signals.stop_flag() as flag:
+        yield
+    if flag.is_set():
+        raise KeyboardInterrupt
 
 
 def _models(words: list[str], config: flags.RunConfig) -> int:
@@ -152,6 +188,7 @@ def _with_model(words: list[str], config: flags.RunConfig) -> flags.RunConfig:
 def _known(error: Exception) -> int | None:
     """The exit code of errors that are no fault of the program."""
     from tekoa.core.guard import NonFiniteError
+    from tekoa.core.hosts import HostsError
     from tekoa.data import DataError
     from tekoa.store.errors import StoreError
 
@@ -159,7 +196,7 @@ def _known(error: Exception) -> int | None:
         return EXIT_USAGE
     if isinstance(error, NonFiniteError):
         return EXIT_NOT_FINITE
-    return error.exit_code if isinstance(error, StoreError) else None
+    return error.exit_code if isinstance(error, (StoreError, HostsError)) else None
 
 
 _COMMANDS: dict[str, Callable[[list[str], flags.RunConfig], int]] = {

@@ -14,6 +14,8 @@ from absl import flags
 class UsageError(Exception):
     """A mistake of the command's user; shown as one message, without a traceback."""
 
+    exit_code = 2
+
 
 def _flag(
     default: Any,
@@ -161,6 +163,14 @@ class RunConfig:
         None, "file that `tekoa page` writes; - for standard output", only="page"
     )
     json: bool = _flag(False, "print metrics as one line of JSON", only="train eval eval_wait")
+    coordinator_address: str | None = _flag(
+        None, "host:port of process 0 of several, or auto: as the cluster says"
+    )
+    num_processes: int | None = _flag(None, "how many processes run this command", least=1)
+    process_id: int | None = _flag(None, "the number of this process, from 0", least=0)
+    host_timeout_secs: int = _flag(
+        60, "silence after which another process counts as stuck", least=2
+    )
     logtostderr: bool = _flag(True, "accepted and not needed: logs go to standard error")
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     given: frozenset[str] = frozenset()

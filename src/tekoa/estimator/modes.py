@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from tekoa.core import hosts
 from tekoa.estimator import dry_run, restore, watch
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
@@ -90,7 +91,7 @@ def run_scales(config: RunConfig) -> int:
 @contextlib.contextmanager
 def _opened(path: str | None) -> Iterator[TextIO]:
     """Standard output, or a file that appears whole."""
-    if path is None:
+    if path is None or not hosts.current().is_writer:
         yield sys.stdout
         return
     part = pathlib.Path(f"{path}.part")

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tekoa.core import objective
+from tekoa.core import hosts, objective
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState, healthy
 from tekoa.core.trees import PyTree
 from tekoa.estimator.config import UsageError
 from tekoa.loop.checkpoint import Summary
-from tekoa.store import names, restoring, steps, walkback
+from tekoa.store import names, restoring, steps, together, walkback
 
 
 def for_evaluation(
@@ -93,12 +93,20 @@ def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.P
             )
         if steps.is_step(where):
             return where
+    return pathlib.Path(
+        together.run_on_writer(
+            hosts.current(), "search for the newest step", lambda: _newest(where)
+        )
+    )
+
+
+def _newest(where: pathlib.Path) -> str:
     found = walkback.newest_usable(where, _checked)
     if found is None:
         raise UsageError(f"{where} has no checkpoint yet. Train first, or give --checkpoint_path.")
     return found.value
 
 
-def _checked(path: str | os.PathLike[str]) -> pathlib.Path:
+def _checked(path: str | os.PathLike[str]) -> str:
     steps.open_step(path)
-    return pathlib.Path(path)
+    return str(path)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 import tekoa
+from tekoa.core import hosts
 from tekoa.estimator import module as modules
 from tekoa.estimator.config import RunConfig, UsageError
 from tekoa.estimator.overrides import apply_overrides
@@ -21,7 +22,7 @@ from tekoa.estimator.run_files import END_FILE as END_FILE
 from tekoa.estimator.run_files import RUN_FILE as RUN_FILE
 from tekoa.estimator.run_files import last_step as last_step
 from tekoa.estimator.run_files import read_facts as read_facts
-from tekoa.store import files
+from tekoa.store import files, together
 
 # How much a dry run reads.
 N_DRY_BATCHES = 4
@@ -90,14 +91,18 @@ def choose_seed(run: Run) -> int:
     Raises:
         UsageError: If the directory cannot be made.
     """
-    if run.config.dry_run:
-        _check_directory(run.model_dir)
-    else:
-        _make_directory(run.model_dir)
-    seed = run.config.random_seed
-    if seed is None:
-        seed = read_facts(run.model_dir).get("random_seed")
-    return random.SystemRandom().randrange(2**31) if seed is None else seed
+
+    def choose() -> int:
+        if run.config.dry_run:
+            _check_directory(run.model_dir)
+        else:
+            _make_directory(run.model_dir)
+        seed = run.config.random_seed
+        if seed is None:
+            seed = read_facts(run.model_dir).get("random_seed")
+        return random.SystemRandom().randrange(2**31) if seed is None else seed
+
+    return together.run_on_writer(hosts.current(), "choice of the seed", choose)
 
 
 def _make_directory(model_dir: pathlib.Path) -> None:
@@ -134,6 +139,8 @@ def start_training(
     Raises:
         UsageError: If the directory cannot be written.
     """
+    if not hosts.current().is_writer:
+        return
     try:
         (run.model_dir / END_FILE).unlink(missing_ok=True)
         facts = {**_facts(run, seed), "n_steps": n_steps, "scales": dict(scales or {})}
@@ -145,7 +152,8 @@ def start_training(
 
 def end_training(run: Run, step: int) -> None:
     """Leaves the mark that tells a waiting evaluator which step was the last."""
-    files.replace(run.model_dir / END_FILE, json.dumps({"step": step}).encode())
+    if hosts.current().is_writer:
+        files.replace(run.model_dir / END_FILE, json.dumps({"step": step}).encode())
 
 
 def _facts(run: Run, seed: int) -> dict[str, Any]:

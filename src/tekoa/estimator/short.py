@@ -16,13 +16,14 @@ from tekoa.core import metrics as means
 from tekoa.core import objective
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
+from tekoa.estimator import group, optimizers, restore
 from tekoa.estimator import module as modules
-from tekoa.estimator import optimizers, restore
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.passes import Again, WithFirst
 from tekoa.estimator.run import Run
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.placement import Placement
 
 Kind = Literal["train", "valid", "eval", "pred"]
 
@@ -42,6 +43,7 @@ class ShortProgram:
             shuffle=config.train_shuffle_buf,
             epochs=config.train_epochs,
             consecutive=config.train_consecutive,
+            shard=group.shard(config.train_batch_size, "train_batch_size"),
         )
         return WithFirst(
             stream, config.train_consecutive or 0, allow_changes=config.allow_data_changes
@@ -96,18 +98,26 @@ class ShortProgram:
         if experiment.predict is None:
             raise UsageError("This model cannot predict: its Experiment has no `predict`.")
         fns = detect.as_model_fns(experiment.model)
-        step = jax.jit(steps.make_predict_step(fns, split=experiment.split))
+        place = Placement(group.layout())
+        step = place.jit_gathered(steps.make_predict_step(fns, split=experiment.split))
         checkpoint, rng = None, jax.random.key(0)
+        params: Any = {}
         variables: Any = {}
         for i, batch in enumerate(self._passes("pred")):
             if stop_flag.is_set():
                 return
+            placed = place.batch(batch)
             if checkpoint is None:
-                checkpoint = restore.for_evaluation(path, fns, experiment.split(batch)[0])
+                inputs = experiment.split(batch)[0]
+                checkpoint = restore.for_evaluation(path, fns, inputs)
                 state = checkpoint.state
-                variables = objective.with_carry(state.variables, state.carry)
-            params = checkpoint.state.eval_params
-            outputs, variables = step(params, variables, batch, jax.random.fold_in(rng, i))
+                params, variables = place.model(
+                    fns,
+                    state.eval_params,
+                    objective.with_carry(state.variables, state.carry),
+                    inputs,
+                )
+            outputs, variables = step(params, variables, placed, jax.random.fold_in(rng, i))
             yield from np.asarray(experiment.predict(outputs))
 
     def sample(self, kind: Kind) -> Any:
@@ -142,14 +152,24 @@ class ShortProgram:
 
     def _passes(self, kind: Kind) -> Again:
         """One pass over the data, all examples, from its start whenever it is asked for."""
-        source = self._source(kind)
-        options = {
-            "epochs": 1,
-            "remainder": "keep",
-            "take": getattr(self._config, f"num_{kind}_examples"),
-        }
+        source = self._source(kind).take(getattr(self._config, f"num_{kind}_examples"))
         size = getattr(self._config, f"{kind}_batch_size")
-        return Again(lambda: WithFirst(source.batches(size, **options), math.inf))
+
+        def batches(**options: Any) -> WithFirst:
+            return WithFirst(source.batches(size, epochs=1, **options), math.inf)
+
+        layout = group.layout()
+        if layout is None:
+            return Again(lambda: batches(remainder="keep"))
+        return Again(
+            lambda: group.own_rows(
+                batches,
+                n_examples=len(source),
+                size=size,
+                flag=f"{kind}_batch_size",
+                whole=Placement(layout).whole,
+            )
+        )
 
     @functools.cache  # noqa: B019 - one program per process
     def _experiment(self, kind: Kind) -> modules.Experiment:
@@ -175,6 +195,7 @@ class ShortProgram:
             task.EvalTask(metrics=measures, data=self._passes(kind), split=experiment.split),
             init=fns,
             label=kind,
+            layout=group.layout(),
             stop_flag=stop_flag,
         )
 

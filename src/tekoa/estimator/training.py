@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from tekoa.core import guard
-from tekoa.estimator import checks, dry_run, start
+from tekoa.core import guard, hosts
+from tekoa.estimator import checks, dry_run, group, start
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
 from tekoa.estimator.program import Program, program_of
@@ -81,7 +81,8 @@ def _begin(
 ) -> Checkpoint | None:
     """Saves a state that is not saved yet, or makes up for a validation that was given up."""
     checkpoint = loop.checkpoint()
-    if loop.step not in names.list_steps(run.model_dir):
+    is_saved = loop.step in names.list_steps(run.model_dir)
+    if not hosts.current().broadcast("is the first checkpoint there", is_saved):
         return base.serial(*stages, keeper)(checkpoint)
     stored = steps.open_step(names.step_dir(run.model_dir, loop.step), verify="none").index
     if not stored.meta.get("facts", {}).get(_OWED):
@@ -123,6 +124,7 @@ def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag)
             run, model, optimizer=optimizer, data_state=position
         ),
         data=batches,
+        layout=group.layout(),
         n_steps=_n_steps(config, batches),
         n_steps_per_checkpoint=checks.steps_between(
             config.check_every_steps, config.save_every_steps
@@ -225,10 +227,10 @@ def _conclude(
 def show_metrics(config: RunConfig, step: int, found: dict[str, float]) -> None:
     """Prints metrics for people, or as one line of JSON."""
     if config.json:
-        print(json.dumps({"step": step, **found}))
+        print(json.dumps({"step": step, **found}), flush=True)
         return
     for name, value in found.items():
-        print(f"{name} at step {step}: {value:.6g}")
+        print(f"{name} at step {step}: {value:.6g}", flush=True)
 
 
 def _n_steps(config: RunConfig, batches: Any) -> int | None:

@@ -5,15 +5,18 @@ kept; only then is it noted. A watcher that is killed and started again goes on 
 note, and the TensorBoard writer forgets the points after it: none is there twice.
 """
 
+import contextlib
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from tekoa.core import hosts
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
 from tekoa.extensions import tensorboard
-from tekoa.store import adopting, best, errors, files, names, pins
+from tekoa.store import adopting, best, errors, files, names, pins, together
 
 NOTE = "last_evaluated_ckpt"
 
@@ -45,8 +48,8 @@ class Watcher:
         self._config, self._model_dir = run.config, run.model_dir
         self._evaluate, self._stop_flag = evaluate, stop_flag
         self._own = run.model_dir / run.config.eval_label
-        self._own.mkdir(parents=True, exist_ok=True)
-        pins.sweep(self._own)
+        self._group = hosts.current()
+        together.run_on_writer(self._group, "opening of the evaluation", self._open)
         self._last = self._noted()
         self._left_out: set[int] = set()
         self._points = tensorboard.PointWriter(self._own)
@@ -57,19 +60,33 @@ class Watcher:
             for name in metrics
         ]
 
+    def _open(self) -> None:
+        self._own.mkdir(parents=True, exist_ok=True)
+        pins.sweep(self._own)
+
     def run(self, report: Callable[[int, dict[str, float]], None]) -> None:
         """Evaluates until the last step is done, or a stop is asked for."""
         try:
-            for step in self._coming():
+            for step in self._steps():
                 found = self._one(step)
                 if found is not None:
                     report(step, found)
         finally:
             self._points.close()
 
+    def _steps(self) -> Iterator[int]:
+        """Yields the steps to evaluate; process 0 looks for them, the others wait for it."""
+        coming = self._coming() if self._group.is_writer else iter(())
+        while True:
+            step = next(coming, None)
+            step = self._group.broadcast("next step to evaluate", step, timeout_seconds=math.inf)
+            if step is None:
+                return
+            yield step
+
     def _coming(self) -> Iterator[int]:
         """Yields the oldest step not yet evaluated; waits for one; ends with the training."""
-        while not self._stop_flag.is_set():
+        while not self._stop_flag.is_asked():
             # Looked at first: a step that comes before the end mark is then in the list.
             has_ended = self._has_ended()
             steps = names.list_steps(self._model_dir)
@@ -91,17 +108,28 @@ class Watcher:
 
     def _one(self, step: int) -> dict[str, float] | None:
         try:
-            with pins.pinned(self._model_dir, step, self._own) as path:
+            with contextlib.ExitStack() as stack:
+                path = self._hold(step, stack)
                 found = self._evaluate(str(path), self._stop_flag)
                 self._write(step, found)
-                self._keep(path, found)
+                if self._group.is_writer:
+                    self._keep(path, found)
         except (errors.StepGoneError, errors.DamagedError) as error:
-            print(f"Step {step} cannot be evaluated: {error}")
+            print(f"Step {step} cannot be evaluated: {error}", flush=True)
             self._left_out.add(step)
             return None
         self._last = step
-        files.replace(self._own / NOTE, str(names.step_dir(self._model_dir, step)).encode())
+        if self._group.is_writer:
+            note = str(names.step_dir(self._model_dir, step))
+            files.replace(self._own / NOTE, note.encode())
         return found
+
+    def _hold(self, step: int, stack: contextlib.ExitStack) -> pathlib.Path:
+        """Keeps a step from vanishing while the processes evaluate it."""
+        pinned = pins.pinned(self._model_dir, step, self._own)
+        what = f"hold of step {step}"
+        held = together.run_on_writer(self._group, what, lambda: str(stack.enter_context(pinned)))
+        return pathlib.Path(held)
 
     def _write(self, step: int, found: dict[str, float]) -> None:
         self._points.go_on_from(self._last)
@@ -124,11 +152,11 @@ class Watcher:
             gone = list(range((self._last // every + 1) * every, step, every))
             gone = [n for n in gone if n not in self._left_out]
             if gone:
-                print(f"Removed before they could be evaluated: steps {gone}.")
+                print(f"Removed before they could be evaluated: steps {gone}.", flush=True)
 
     def _sleep(self) -> None:
         until = time.monotonic() + self._config.check_ckpt_every_secs
-        while time.monotonic() < until and not self._stop_flag.is_set():
+        while time.monotonic() < until and not self._stop_flag.is_asked():
             time.sleep(min(0.2, max(0.0, until - time.monotonic())))
 
     def _noted(self) -> int:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from tekoa.core import hosts
 from tekoa.loop.checkpoint import Checkpoint, Summary
 
 
@@ -18,7 +19,9 @@ class SummaryLogger:
         self._is_first = True
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Writes the lines of one checkpoint."""
+        """Writes the lines of one checkpoint; of several processes only process 0 does."""
+        if not hosts.current().is_writer:
+            return checkpoint
         if self._is_first:
             self._is_first = False
             self._introduce(checkpoint)

@@ -3,6 +3,7 @@
 import time
 from typing import Any, TextIO
 
+from tekoa.core import hosts
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
 
@@ -28,29 +29,35 @@ class ProgressBar:
         self._console = rich.console.Console(file=file, stderr=file is None)
         self._pause = seconds_between_lines
         self._bar: Any = None
-        self._start: tuple[float, int] | None = None
+        self._before: tuple[float, int] | None = None
         self._last_line = -float("inf")
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Moves the bar to this checkpoint."""
+        """Moves the bar to this checkpoint; of several processes only process 0 shows one."""
+        if not hosts.current().is_writer:
+            return checkpoint
         now = time.monotonic()
-        if self._start is None:
-            begun = checkpoint.step - checkpoint.n_completed_steps
-            self._start = now - checkpoint.elapsed_time, begun
-        rate = (checkpoint.step - self._start[1]) / max(now - self._start[0], 1e-9)
+        rate = self._rate(checkpoint, now)
         loss = as_summary(checkpoint).metrics.get("train", {}).get("loss")
-        note = "" if loss is None else f"loss {loss:.4g}"
+        notes = [f"{rate:.3g} steps/s"] if rate > 0 else []
+        notes += [] if loss is None else [f"loss {loss:.4g}"]
+        note = "  ".join(notes)
         if self._console.is_terminal:
-            self._move_bar(checkpoint.step, f"{rate:.0f} steps/s  {note}")
+            self._move_bar(checkpoint.step, note)
         elif now - self._last_line >= self._pause or checkpoint.step == self._n_steps:
             self._last_line = now
             total = "" if self._n_steps is None else f"/{self._n_steps}"
-            self._console.print(
-                f"step {checkpoint.step}{total}  {rate:.0f} steps/s  {note}", highlight=False
-            )
+            self._console.print(f"step {checkpoint.step}{total}  {note}", highlight=False)
         if checkpoint.step == self._n_steps:
             self.close()
         return checkpoint
+
+    def _rate(self, checkpoint: Checkpoint, now: float) -> float:
+        """Steps per second since the checkpoint before; the first has its own time only."""
+        first = now - checkpoint.elapsed_time, checkpoint.step - checkpoint.n_completed_steps
+        before, step = self._before or first
+        self._before = now, checkpoint.step
+        return (checkpoint.step - step) / max(now - before, 1e-9)
 
     def close(self) -> None:
         """Leaves the bar as it is and gives the terminal back."""

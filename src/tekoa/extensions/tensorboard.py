@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from tekoa.core import trees
+from tekoa.core import hosts, trees
 from tekoa.core.trees import PyTree
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
@@ -66,7 +66,7 @@ def _scales(params: PyTree) -> dict[str, float]:
 
 
 class PointWriter:
-    """Writes scalars to an event file of its own.
+    """Writes scalars to an event file of its own; of several processes only process 0 does.
 
     Args:
         output_dir: Where the event file goes; made if it does not exist.
@@ -74,12 +74,13 @@ class PointWriter:
 
     def __init__(self, output_dir: str | os.PathLike[str]):
         self._directory = pathlib.Path(output_dir)
+        self._is_writer = hosts.current().is_writer
         self._file: Any = None
         self._synced = 0.0
 
     def go_on_from(self, step: int) -> None:
         """Opens the file, once; points of earlier files after `step` are forgotten."""
-        if self._file is not None:
+        if self._file is not None or not self._is_writer:
             return
         from tensorboardX.proto import event_pb2
 
@@ -97,6 +98,8 @@ class PointWriter:
 
     def add(self, tag: str, value: float, step: int) -> None:
         """Adds one point, under the very name given: `params/Dense_0/kernel (256, 10)`."""
+        if not self._is_writer:
+            return
         from tensorboardX.proto import event_pb2, summary_pb2
 
         point = summary_pb2.Summary.Value(tag=tag, simple_value=value)
@@ -114,6 +117,8 @@ class PointWriter:
 
     def flush(self) -> None:
         """Puts all points into the file, and from time to time the file on the disk."""
+        if not self._is_writer:
+            return
         self._file.flush()
         if time.monotonic() - self._synced > _SECONDS_PER_SYNC:
             os.fsync(self._file.fileno())

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from tekoa.core import batch as batches
-from tekoa.core import sharding, sharding_mesh
+from tekoa.core import putting, sharding, sharding_mesh
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.sharding import Layout
 from tekoa.core.sharding_specs import Rules
@@ -110,7 +110,7 @@ class Placement:
 
     def state(self, state: TrainState) -> TrainState:
         """Puts a state of the form that was fitted where it belongs."""
-        return state if self._state is None else jax.device_put(state, self._state)
+        return state if self._state is None else _put(state, self._state)
 
     def model(
         self, fns: ModelFns, params: PyTree, variables: Variables, inputs: tuple[Any, ...]
@@ -122,9 +122,8 @@ class Placement:
             for x in leaves
         ):
             return params, dict(variables)
-        return jax.device_put(
-            (params, dict(variables)), self.model_shardings(fns, params, variables, inputs)
-        )
+        where = self.model_shardings(fns, params, variables, inputs)
+        return _put((params, dict(variables)), where)
 
     def model_shardings(
         self, fns: ModelFns, params: PyTree, variables: Variables, inputs: tuple[Any, ...]
@@ -146,6 +145,11 @@ class Placement:
         leaves = jax.tree.leaves(self._state)
         return jax.jit(self.traced(step), donate_argnums=0, out_shardings=(leaves, None))
 
+    def jit_gathered(self, step: Callable[..., Any]) -> Any:
+        """Compiles a step that gives a pair; its first part comes whole to every process."""
+        whole = None if self._whole is None else (self._whole, None)
+        return jax.jit(self.traced(step), out_shardings=whole)
+
     def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Gives the step with this layout in force while it is traced."""
         if self.layout is None:
@@ -161,7 +165,9 @@ class Placement:
 
     def whole(self, tree: PyTree) -> PyTree:
         """Puts arrays on all devices."""
-        return tree if self._whole is None else jax.device_put(tree, self._whole)
+        if self._whole is None:
+            return tree
+        return _put(tree, jax.tree.map(lambda _: self._whole, tree))
 
     def check_rows(self, batch: Any) -> None:
         """Raises if a training batch cannot be split as the layout says.
@@ -188,7 +194,7 @@ class Placement:
             return jax.device_put(batch)
         if (n_rows := batches.n_rows(batch)) % self._n_local_parts:
             self._warn(n_rows)
-            return jax.device_put(batch, self._whole)
+            return self.whole(batch)
         leaves, treedef = jax.tree.flatten(batch)
         where = [self._rows if np.ndim(x) else self._whole for x in leaves]
         if self.spans_processes:
@@ -214,6 +220,11 @@ class Placement:
                 n_rows,
                 self._n_local_parts,
             )
+
+
+def _put(tree: PyTree, where: PyTree) -> PyTree:
+    leaves, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, putting.put(leaves, treedef.flatten_up_to(where)))
 
 
 def _from_local(x: Any, where: jax.NamedSharding) -> jax.Array:

@@ -11,6 +11,7 @@ import os
 import pathlib
 from typing import Literal
 
+from tekoa.core import hosts
 from tekoa.store import errors, files
 
 
@@ -52,8 +53,9 @@ class Score:
         """
         if not self.is_better(value):
             raise ValueError(f"{value!r} is not better than {self._value!r} in {self._path}.")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(self._path, repr(float(value)).encode())
+        if hosts.current().is_writer:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(self._path, repr(float(value)).encode())
         self._value = float(value)
 
     def _read(self) -> float | None:

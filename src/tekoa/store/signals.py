@@ -38,11 +38,11 @@ class StopFlag:
         return self._group.is_stop_due(self._name())
 
     def is_asked(self) -> bool:
-        """Tells whether this process got a signal, or has heard that another one did.
+        """Tells whether a stop is agreed on, so that `is_set` will tell the same.
 
         For a process that waits alone, such as for a checkpoint to come.
         """
-        return self.signal is not None or self._group.is_stop_asked()
+        return self._group.is_stop_agreed(self._name())
 
     def _name(self) -> str | None:
         return None if self.signal is None else self.signal.name

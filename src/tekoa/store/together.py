@@ -33,14 +33,17 @@ def run(group: Hosts, what: str, work: Callable[[], Any]) -> list[Any]:
         outcome = {"value": work()}
     except Exception as error:
         own, kind = error, type(error).__name__
-        outcome = {"error": f"{kind}: {error}", "kind": kind}
+        code = getattr(error, "exit_code", errors.StoreError.exit_code)
+        outcome = {"error": f"{kind}: {error}", "kind": kind, "code": code}
     outcomes = group.exchange(what, outcome)
     if own is not None:
         raise own
     for index, other in enumerate(outcomes):
         if "error" in other:
             kind = getattr(errors, other["kind"], errors.StoreError)
-            raise kind(f"{what} failed on process {index}: {other['error']}")
+            error = kind(f"{what} failed on process {index}: {other['error']}")
+            error.exit_code = other["code"]
+            raise error
     return [other["value"] for other in outcomes]
 
 
