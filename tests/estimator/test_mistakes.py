@@ -65,7 +65,7 @@ MISTAKES = {
         "no checkpoint yet",
     ),
     "nothing to evaluate": (["eval", TINY, "--model_dir=run"], "--eval_pattern"),
-    "nothing to predict": (["predict", "mnist"], "--pred_pattern"),
+    "nothing to predict": (["predict", TINY, "--model_dir=run"], "--pred_pattern"),
     "predicting an empty directory": (
         ["predict", TINY, "--model_dir=run", "--pred_pattern=a"],
         "no checkpoint yet",

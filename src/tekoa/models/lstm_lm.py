@@ -41,6 +41,7 @@ DEFAULTS = {
     **ALWAYS,
     "train_pattern": "sample://split=train",
     "valid_pattern": "sample://split=valid",
+    "eval_pattern": "sample://split=test",
     "model_dir": "runs/lstm_lm",
     "train_batch_size": 16,
     "train_consecutive": 8,

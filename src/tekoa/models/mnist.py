@@ -32,6 +32,8 @@ DEFAULTS = {
     **ALWAYS,
     "train_pattern": "digits://split=train",
     "valid_pattern": "digits://split=test",
+    "eval_pattern": "digits://split=test",
+    "pred_pattern": "digits://split=test",
     "valid_batch_size": 120,
     "train_epochs": 40,
 }
