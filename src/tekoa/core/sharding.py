@@ -90,7 +90,11 @@ class Layout:
     @property
     def all_logical_rules(self) -> LogicalRules:
         """The logical rules; rows of activations ("batch") go as those of batches do."""
-        return (*self.logical_axis_rules, ("batch", self.row_axes))
+        given = tuple(self.logical_axis_rules)
+        if any(name == "batch" for name, _ in given):
+            return given
+        # First, or another axis of an activation might take theirs.
+        return (("batch", self.row_axes), *given)
 
     def __str__(self) -> str:
         return sharding_mesh.describe(sharding_mesh.sizes_of(self.mesh))

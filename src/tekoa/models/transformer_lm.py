@@ -13,7 +13,8 @@ comes to a cost of about 2.2 nats a byte on tiny Shakespeare (its last tenth) in
 
 Each piece of the text is predicted by itself, its first token from nothing; so every token
 counts once in a score. Parameters and activations have logical axes ("vocab", "embed", "heads",
-"kv", "mlp", "batch", "length") that rules can map to a mesh; without rules they change nothing.
+"kv", "mlp", "batch", "length"), which `LOGICAL_AXIS_RULES` maps to the axes of a mesh:
+`--mesh=fsdp=8` splits the weights over 8 devices, `--mesh=model=4` each layer over 4.
 """
 
 import functools
@@ -29,6 +30,7 @@ from flax import linen as nn
 from ml_collections import config_dict
 
 from tekoa.core.metrics import Mean
+from tekoa.core.sharding import constrain
 from tekoa.data import Source
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts, Experiment
@@ -38,12 +40,21 @@ from tekoa.models import text
 DEFAULTS = {
     "train_pattern": "sample://split=train",
     "valid_pattern": "sample://split=valid",
+    "eval_pattern": "sample://split=test",
     "model_dir": "runs/transformer_lm",
     "train_batch_size": 16,
     "train_shuffle_buf": 4096,
     "max_train_steps": 400,
     "check_every_steps": 100,
 }
+
+# Logical axis to mesh axis. Rows of a batch go by the axes `data` and `fsdp`.
+LOGICAL_AXIS_RULES = (
+    ("vocab", "model"),
+    ("heads", "model"),
+    ("mlp", "model"),
+    ("embed", "fsdp"),
+)
 
 # Longest period of a rotation, in tokens over 2 pi.
 _BASE = 10_000.0
@@ -164,18 +175,20 @@ class TransformerLM(nn.Module):
         """Gives logits (rows, length, vocabulary)."""
         drop = nn.Dropout(self.dropout, deterministic=not train)
         table = _param(self, "embedding", (self.vocab_size, self.width), ("vocab", "embed"), 1)
+        # Rows are looked up in a table of which each device has whole rows.
+        rows = constrain(table, "vocab", None)
         # The table has the scale of the output layer; its rows enter at unit size.
-        x = drop(table[tokens_BxL] * math.sqrt(self.width))
-        x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+        x = drop(rows[tokens_BxL] * math.sqrt(self.width))
+        x = constrain(x, "batch", "length", "embed")
         for i in range(self.n_layers):
             attention = Attention(self.n_heads, name=f"attention_{i}")
             mlp = MLP(self.mlp_width, self.is_gated, name=f"mlp_{i}")
             for half in (attention, mlp):
                 x = x + drop(half(x))
-                x = nn.with_logical_constraint(x, ("batch", "length", "embed"))
+                x = constrain(x, "batch", "length", "embed")
         x = RMSNorm(name="norm")(x)
         logits = jnp.einsum("BLD,VD->BLV", x, table)
-        return nn.with_logical_constraint(logits, ("batch", "length", "vocab"))
+        return constrain(logits, "batch", "length", "vocab")
 
 
 class Attention(nn.Module):
@@ -191,9 +204,9 @@ class Attention(nn.Module):
         x = RMSNorm(name="norm")(x_BxLxD)
         shape, axes = (width, self.n_heads, size), ("embed", "heads", "kv")
         q, k, v = (
-            nn.with_logical_constraint(
+            constrain(
                 jnp.einsum("BLD,DHK->BLHK", x, _param(self, name, shape, axes, 0)),
-                ("batch", "length", "heads", "kv"),
+                *("batch", "length", "heads", "kv"),
             )
             for name in ("query", "key", "value")
         )
@@ -235,7 +248,7 @@ class MLP(nn.Module):
         hidden = nn.silu(x @ _param(self, "in", shape, axes, 0))
         if self.is_gated:
             hidden = hidden * (x @ _param(self, "gate", shape, axes, 0))
-        hidden = nn.with_logical_constraint(hidden, ("batch", "length", "mlp"))
+        hidden = constrain(hidden, "batch", "length", "mlp")
         return hidden @ _param(self, "out", shape[::-1], axes[::-1], 0)
 
 
