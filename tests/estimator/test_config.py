@@ -1,3 +1,5 @@
+import pathlib
+
 import pytest
 
 from tekoa.estimator import config
@@ -57,3 +59,24 @@ def test_help_names_every_flag():
     text = config.help_text()
     for name in config.FLAG_NAMES:
         assert f"--{name}" in text
+
+
+def test_every_flag_is_in_the_page_of_the_command():
+    pages = pathlib.Path(__file__).parents[2] / "docs"
+    text = (pages / "command.md").read_text()
+    assert [name for name in config.FLAG_NAMES if f"`{name}`" not in text] == []
+
+
+def test_help_of_a_command_has_its_flags_alone():
+    shown = config.help_text("predict")
+    assert "--pred_pattern" in shown
+    assert "--model_dir" in shown
+    assert "--train_pattern" not in shown
+    assert "--model_dir" not in config.help_text("convert")
+    assert "--to " in config.help_text("convert")
+
+
+@pytest.mark.parametrize("flag", ["--max_ckpt=0", "--ema=2", "--profiler_port=0", "--accumulate=0"])
+def test_numbers_out_of_range_are_a_mistake(flag):
+    with pytest.raises(config.UsageError, match=flag[2:5]):
+        config.parse([flag])
