@@ -53,7 +53,7 @@ def joined(parts: Sequence[Summary]) -> Summary:
     means = {
         name: sum(part.metrics["train"][name] * part.n_completed_steps for part in parts) / n_steps
         for name in last.metrics["train"]
-        if name not in _OF_LAST_STEP
+        if name not in _OF_LAST_STEP and all(name in part.metrics["train"] for part in parts)
     }
     return dataclasses.replace(
         last,
