@@ -20,8 +20,7 @@ def test_a_number_without_an_address_is_a_mistake(name):
 def test_a_process_alone_joins_nobody():
     _, config = flags.parse(["train", "mnist"])
     assert group.join(config) is config
-    assert group.layout() is None
-    assert group.shard(7, "train_batch_size") == (0, 1)
+    assert group.shard(None, 7, "train_batch_size") == (0, 1)
 
 
 def test_the_exit_code_passes():
@@ -51,9 +50,8 @@ def test_an_error_that_nobody_expected_leaves_the_group(monkeypatch, capsys):
 @pytest.fixture
 def halves(monkeypatch):
     """A mesh of which this process reads the second half of each batch."""
-    layout = sharding.Layout(mesh=sharding_mesh.make_mesh())
-    monkeypatch.setattr(group, "layout", lambda: layout)
     monkeypatch.setattr(sharding, "local_rows", lambda _, n: slice(n // 2, n))
+    return sharding.Layout(mesh=sharding_mesh.make_mesh())
 
 
 @pytest.mark.parametrize(
@@ -67,6 +65,7 @@ def test_full_batches_are_shared_out_and_the_rest_is_whole(halves, n, seen):
 
     given = []
     found = group.own_rows(
+        halves,
         batches,
         n_examples=n,
         size=4,
@@ -79,8 +78,7 @@ def test_full_batches_are_shared_out_and_the_rest_is_whole(halves, n, seen):
     assert len(given) == (1 if n % 4 else 0)
 
 
-def test_rows_that_do_not_divide_are_a_mistake_of_the_flag(monkeypatch):
+def test_rows_that_do_not_divide_are_a_mistake_of_the_flag():
     layout = sharding.Layout(mesh=sharding_mesh.make_mesh())
-    monkeypatch.setattr(group, "layout", lambda: layout)
     with pytest.raises(flags.UsageError, match="--train_batch_size: A batch of 7 rows"):
-        group.shard(7, "train_batch_size")
+        group.shard(layout, 7, "train_batch_size")

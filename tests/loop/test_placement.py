@@ -1,4 +1,5 @@
 import logging
+import re
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +7,10 @@ import numpy as np
 import optax
 
 import tekoa
+from tekoa.loop import start
+from tekoa.loop.flat import Form
 from tekoa.loop.placement import Placement, choose_layout
+from tekoa.loop.training import ModelTraining, Options
 
 
 def form(**params):
@@ -44,3 +48,33 @@ def test_a_step_gives_back_a_state_that_is_split_as_it_was():
     step = place.jit(lambda leaves, batch: ([x + batch.sum().astype(x.dtype) for x in leaves], 0))
     leaves, _ = step(jax.tree.leaves(place.state(state)), place.batch(np.ones(16, np.float32)))
     assert all(x.sharding.is_fully_replicated for x in leaves)
+
+
+def test_split_slots_are_never_gathered():
+    fns = tekoa.as_model_fns({f"w{i}": np.ones((64, 64), np.float32) for i in range(3)}, apply_all)
+    task = tekoa.TrainTask(
+        optimizer=optax.adam(0.1), data=[], loss=lambda y, t: jnp.mean((y - t) ** 2)
+    )
+    batch = (np.ones((16, 64), np.float32), np.zeros((16, 64), np.float32))
+    programs = {}
+    for rules in (None, "data"):
+        place = Placement(choose_layout(None, jax.devices(), rules))
+        training = ModelTraining(fns, task)
+        state, _ = start.starting_state(
+            training, jax.random.key(0), batch=batch, place=place, options=Options()
+        )
+        flat = Form(state)
+        step = place.jit(flat.step(training.make_step(Options())))
+        programs[rules] = step.lower(flat.leaves(state), place.batch(batch)).compile()
+    gathered = re.findall(r" all-gather(?:-start)?\(", programs["data"].as_text())
+    assert len(gathered) == 3  # Each new parameter once, and no slot.
+    plain, split = (programs[rules].memory_analysis() for rules in (None, "data"))
+    saved = plain.argument_size_in_bytes - split.argument_size_in_bytes
+    assert saved == 2 * 3 * 64 * 64 * 4 * 7 // 8
+    assert split.temp_size_in_bytes < plain.temp_size_in_bytes
+
+
+def apply_all(params, x):
+    for w in params.values():
+        x = jnp.tanh(x @ w)
+    return x

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from tekoa.core import sharding_mesh, sharding_specs, trees
+from tekoa.core.sharding_mesh import LayoutError
 from tekoa.core.sharding_specs import LogicalRules, Rules
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
@@ -40,7 +41,7 @@ class Layout:
             default.
 
     Raises:
-        ValueError: If a rule names an axis that the mesh does not have.
+        LayoutError: If a rule names an axis that the mesh does not have.
 
     >>> layout = Layout(mesh=jax.sharding.AbstractMesh((8,), ('data',)), optimizer_rules='data')
     >>> layout.n_row_parts
@@ -65,7 +66,7 @@ class Layout:
         for name, table in tables.items():
             sharding_specs.check_rules(table, sizes, name)
         if not self.row_axes:
-            raise ValueError(
+            raise LayoutError(
                 f"Which axes split the rows of a batch? The mesh has {', '.join(sizes)}: give "
                 "batch_axes=, or name an axis 'data'."
             )
@@ -125,7 +126,7 @@ class Layout:
             axes: Logical axes of parameters and variables.
 
         Raises:
-            ValueError: If a rule does not fit an array that it matches.
+            LayoutError: If a rule does not fit an array that it matches.
         """
         params = self.tree_specs(state.params, axes)
         slots = sharding_specs.slot_specs(
@@ -204,11 +205,11 @@ def local_rows(layout: Layout, n_rows: int) -> slice:
     Processes that compute the same rows, each a part of the layers, give the same ones.
 
     Raises:
-        ValueError: If the rows do not divide, or are not one run of rows: then the devices of
+        LayoutError: If the rows do not divide, or are not one run of rows: then the devices of
             the mesh are not in the order of the processes.
     """
     if n_rows % layout.n_row_parts:
-        raise ValueError(
+        raise LayoutError(
             f"A batch of {n_rows} rows does not divide among the {layout.n_row_parts} parts of "
             f"the mesh {layout}. Choose a batch size that divides."
         )
@@ -217,7 +218,7 @@ def local_rows(layout: Layout, n_rows: int) -> slice:
     found = sorted({part[0].indices(n_rows)[:2] for part in parts if part is not None})
     for (_, stop), (start, _) in itertools.pairwise(found):
         if stop != start:
-            raise ValueError(f"The rows {found} of this process do not follow one another.")
+            raise LayoutError(f"The rows {found} of this process do not follow one another.")
     return slice(found[0][0], found[-1][1])
 
 

@@ -16,6 +16,10 @@ AXES = ("data", "fsdp", "model")
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
+class LayoutError(ValueError):
+    """A mesh, a rule or a batch that does not fit the devices or the arrays there are."""
+
+
 def make_mesh(
     *,
     data: int | None = None,
@@ -35,7 +39,7 @@ def make_mesh(
             where devices know their place; its product is `model`.
 
     Raises:
-        ValueError: If the devices are not as many as the mesh needs.
+        LayoutError: If the devices are not as many as the mesh needs.
 
     >>> dict(make_mesh(devices=jax.devices()[:1]).shape)
     {'data': 1, 'fsdp': 1, 'model': 1}
@@ -43,7 +47,7 @@ def make_mesh(
     chosen = list(jax.devices() if devices is None else devices)
     if submesh is not None:
         if model not in (1, math.prod(submesh)):
-            raise ValueError(
+            raise LayoutError(
                 f"A submesh {tuple(submesh)} has {math.prod(submesh)} devices, but model={model}."
             )
         model = math.prod(submesh)
@@ -62,19 +66,19 @@ def fill_sizes(sizes: Mapping[str, int | None], n_devices: int) -> dict[str, int
     """Completes the sizes of a mesh: the axis of size None takes what is left.
 
     Raises:
-        ValueError: If a size is below 1 or there are not as many devices.
+        LayoutError: If a size is below 1 or there are not as many devices.
 
     >>> fill_sizes({'data': None, 'fsdp': 1, 'model': 4}, 8)
     {'data': 2, 'fsdp': 1, 'model': 4}
     """
     for name, size in sizes.items():
         if size is not None and size < 1:
-            raise ValueError(f"The mesh axis {name!r} must have size 1 or more, got {size}.")
+            raise LayoutError(f"The mesh axis {name!r} must have size 1 or more, got {size}.")
     fixed = math.prod(size for size in sizes.values() if size is not None)
     is_full = None not in sizes.values()
     if fixed > n_devices or (not is_full and n_devices % fixed):
         wanted = ", ".join(f"{name}={size}" for name, size in sizes.items() if size is not None)
-        raise ValueError(
+        raise LayoutError(
             f"The mesh {wanted} needs {'' if is_full else 'a multiple of '}{fixed} devices, but "
             f"there are {n_devices}. Choose sizes whose product is the number of devices."
         )
@@ -87,7 +91,7 @@ def blocks(devices: Sequence[Any], submesh: Sequence[int]) -> np.ndarray:
     Devices that do not know their place on the hardware are taken in their order.
 
     Raises:
-        ValueError: If the hardware cannot be cut into such blocks.
+        LayoutError: If the hardware cannot be cut into such blocks.
     """
     n = math.prod(submesh)
     if not all(hasattr(device, "coords") for device in devices):
@@ -98,7 +102,7 @@ def blocks(devices: Sequence[Any], submesh: Sequence[int]) -> np.ndarray:
     shape = (*submesh, *(1,) * (len(bounds) - len(submesh)))
     fits = len(shape) == len(bounds) and not any(b % s for b, s in zip(bounds, shape))
     if not fits or math.prod(bounds) != len(devices):
-        raise ValueError(
+        raise LayoutError(
             f"Hardware of shape {bounds} cannot be cut into blocks of shape {tuple(submesh)}: each "
             "size must divide that of the hardware."
         )

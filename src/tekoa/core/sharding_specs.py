@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from tekoa.core import rules, trees
+from tekoa.core.sharding_mesh import LayoutError
 
 _log = logging.getLogger("tekoa")
 
@@ -29,18 +30,18 @@ def check_rules(table: Rules, sizes: Sizes, what: str) -> None:
     """Raises if a table names an axis that the mesh does not have, or one twice.
 
     Raises:
-        ValueError: It names the rule and the axes that are there.
+        LayoutError: It names the rule and the axes that are there.
     """
     for pattern, rule in table.items():
         entries = (rule,) if isinstance(rule, str) else tuple(rule)
         used = [axis for entry in entries for axis in _axes(entry)]
         if unknown := [axis for axis in used if axis not in sizes]:
-            raise ValueError(
+            raise LayoutError(
                 f"The rule {pattern!r} of {what} names the axis {unknown[0]!r}, which the mesh "
                 f"does not have. Its axes are {', '.join(map(repr, sizes))}."
             )
         if len(set(used)) < len(used):
-            raise ValueError(f"The rule {pattern!r} of {what} names an axis twice: {entries}.")
+            raise LayoutError(f"The rule {pattern!r} of {what} names an axis twice: {entries}.")
 
 
 def named_specs(
@@ -61,7 +62,7 @@ def named_specs(
         logical_rules: Logical axis to mesh axis, as T5X has them.
 
     Raises:
-        ValueError: If a rule does not fit an array that it matches.
+        LayoutError: If a rule does not fit an array that it matches.
     """
     patterns = rules.compiled(table)
     found: Specs = {}
@@ -195,13 +196,13 @@ def _aligned(spec: jax.P, shape: Shape, slot: Shape, sizes: Sizes) -> jax.P:
 
 def _checked(spec: jax.P, name: trees.Name, shape: Shape, sizes: Sizes) -> jax.P:
     if len(spec) > len(shape):
-        raise ValueError(
+        raise LayoutError(
             f"The rule for {'/'.join(name)!r} has {len(spec)} entries, {tuple(spec)}, but the "
             f"array has {len(shape)} dimensions, {shape}."
         )
     for entry, dim in zip(spec, shape, strict=False):
         if dim % _n_parts(entry, sizes):
-            raise ValueError(
+            raise LayoutError(
                 f"The rule for {'/'.join(name)!r} of shape {shape} splits {dim} into "
                 f"{_n_parts(entry, sizes)} parts over {entry!r}, which does not divide. Choose "
                 "another size, another rule, or give the name of one axis alone as the rule: it "

@@ -189,10 +189,11 @@ def _known(error: Exception) -> int | None:
     """The exit code of errors that are no fault of the program."""
     from tekoa.core.guard import NonFiniteError
     from tekoa.core.hosts import HostsError
+    from tekoa.core.sharding_mesh import LayoutError
     from tekoa.data import DataError
     from tekoa.store.errors import StoreError
 
-    if isinstance(error, (DataError, PermissionError)):
+    if isinstance(error, (DataError, LayoutError, PermissionError)):
         return EXIT_USAGE
     if isinstance(error, NonFiniteError):
         return EXIT_NOT_FINITE

@@ -61,11 +61,13 @@ class RunConfig:
     random_seed: int | None = _flag(
         None, "drawn once and stored with the run if not given", only="train", least=0
     )
-    train_pattern: str | None = _flag(None, "data to train on, comma-separated", only="train")
+    train_pattern: str | None = _flag(None, "data to train on, comma-separated", only="train plan")
     valid_pattern: str | None = _flag(None, "data to validate on while training", only="train")
     eval_pattern: str | None = _flag(None, "data to evaluate on", only="eval eval_wait")
     pred_pattern: str | None = _flag(None, "data to predict", only="predict")
-    train_batch_size: int = _flag(64, "rows of a batch, over all devices", only="train", least=1)
+    train_batch_size: int = _flag(
+        64, "rows of a batch, over all devices", only="train plan", least=1
+    )
     valid_batch_size: int = _flag(64, "rows of a batch, over all devices", only="train", least=1)
     eval_batch_size: int = _flag(
         256, "rows of a batch, over all devices", only="eval eval_wait", least=1
@@ -126,16 +128,16 @@ class RunConfig:
         (), "metrics whose lowest checkpoints are kept", only="eval_wait"
     )
     ema: float | None = _flag(
-        None, "decay of a moving average of the parameters", only="train", least=0, most=1
+        None, "decay of a moving average of the parameters", only="train plan", least=0, most=1
     )
     accumulate: int = _flag(
-        1, "parts in which a batch is run before the one update", only="train", least=1
+        1, "parts in which a batch is run before the one update", only="train plan", least=1
     )
     precision: str = _flag(
         "float32",
         "float32, or bf16 to compute in bfloat16",
         choices=("float32", "bf16"),
-        only="train",
+        only="train plan",
     )
     on_nan: str = _flag(
         "stop",
@@ -146,6 +148,12 @@ class RunConfig:
     steps_per_dispatch: str = _flag(
         "auto", "steps that go to the device at once, or auto", only="train"
     )
+    mesh: str | None = _flag(None, "sizes of the mesh: data=2,fsdp=2,model=2; data: the rest")
+    num_partitions: int = _flag(1, "size of the model axis of the mesh", least=1)
+    model_parallel_submesh: tuple[str, ...] = _flag((), "its shape on the hardware: 2,2,1,1")
+    sharding_rules: str | None = _flag(None, "how parameters are split: PATTERN=AXES; ...")
+    optimizer_rules: str | None = _flag(None, "the same for the optimizer's state: data")
+    device_memory: str | None = _flag(None, "what a device has, such as 16GB", only="plan")
     compile_cache: str | None = _flag(
         None, "where compiled programs are kept, or off; the user's cache directory if not given"
     )
@@ -223,7 +231,7 @@ def help_text(command: str | None = None) -> str:
 
 FLAG_NAMES = tuple(field.name for field in dataclasses.fields(RunConfig) if field.metadata)
 
-_OF_MODELS = ("train", "eval", "eval_wait", "predict", "scales")
+_OF_MODELS = ("train", "eval", "eval_wait", "predict", "scales", "plan")
 _PREFIX = "module_config."
 
 

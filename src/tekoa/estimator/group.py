@@ -56,32 +56,23 @@ def ended(run: Callable[[], int]) -> int:
     return code
 
 
-def layout() -> Any:
-    """How a run of several processes is laid out: rows over all devices; None for one alone."""
-    if hosts.current().count == 1:
-        return None
-    from tekoa.core import sharding, sharding_mesh
-
-    return sharding.Layout(mesh=sharding_mesh.make_mesh())
-
-
-def shard(size: int, flag: str) -> tuple[int, int]:
+def shard(layout: Any, size: int, flag: str) -> tuple[int, int]:
     """Which part of every batch this process reads: its number, and how many there are.
 
     Args:
+        layout: How the run is laid out; None for one device.
         size: Rows of a batch over all processes.
         flag: Where the size comes from.
 
     Raises:
         UsageError: If the rows do not divide.
     """
-    found = layout()
-    if found is None:
+    if layout is None:
         return 0, 1
     from tekoa.core import sharding
 
     try:
-        rows = sharding.local_rows(found, size)
+        rows = sharding.local_rows(layout, size)
     except ValueError as error:
         raise UsageError(f"--{flag}: {error}") from None
     n_own = rows.stop - rows.start
@@ -89,6 +80,7 @@ def shard(size: int, flag: str) -> tuple[int, int]:
 
 
 def own_rows(
+    layout: Any,
     batches: Callable[..., Any],
     *,
     n_examples: int,
@@ -102,6 +94,7 @@ def own_rows(
     each of their devices runs all of it.
 
     Args:
+        layout: How the run is laid out.
         batches: Makes a stream of batches; takes `shard` and `remainder`.
         n_examples: How many examples there are.
         size: Rows of a full batch over all processes.
@@ -110,7 +103,7 @@ def own_rows(
     """
     n_full = n_examples // size
     if n_full:
-        yield from batches(shard=shard(size, flag), remainder="drop")
+        yield from batches(shard=shard(layout, size, flag), remainder="drop")
     if n_examples % size:
         rest = batches(shard=(0, 1), remainder="keep")
         state = rest.state()

@@ -12,11 +12,12 @@ import optax
 
 from tekoa import data
 from tekoa.bridges import detect
+from tekoa.core import hosts, objective
 from tekoa.core import metrics as means
-from tekoa.core import objective
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
-from tekoa.estimator import group, optimizers, restore
+from tekoa.core.sharding import Layout
+from tekoa.estimator import group, mesh, optimizers, restore
 from tekoa.estimator import module as modules
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.passes import Again, WithFirst
@@ -34,6 +35,10 @@ class ShortProgram:
     def __init__(self, run: Run):
         self._run, self._config = run, run.config
 
+    @functools.cached_property
+    def _layout(self) -> Layout | None:
+        return mesh.layout_of(self._run)
+
     def train_batches(self, seed: int) -> Any:
         """The endless or finite stream of training batches."""
         config = self._config
@@ -43,7 +48,7 @@ class ShortProgram:
             shuffle=config.train_shuffle_buf,
             epochs=config.train_epochs,
             consecutive=config.train_consecutive,
-            shard=group.shard(config.train_batch_size, "train_batch_size"),
+            shard=group.shard(self._layout, config.train_batch_size, "train_batch_size"),
         )
         return WithFirst(
             stream, config.train_consecutive or 0, allow_changes=config.allow_data_changes
@@ -98,7 +103,7 @@ class ShortProgram:
         if experiment.predict is None:
             raise UsageError("This model cannot predict: its Experiment has no `predict`.")
         fns = detect.as_model_fns(experiment.model)
-        place = Placement(group.layout())
+        place = Placement(self._layout)
         step = place.jit_gathered(steps.make_predict_step(fns, split=experiment.split))
         checkpoint, rng = None, jax.random.key(0)
         params: Any = {}
@@ -158,11 +163,12 @@ class ShortProgram:
         def batches(**options: Any) -> WithFirst:
             return WithFirst(source.batches(size, epochs=1, **options), math.inf)
 
-        layout = group.layout()
-        if layout is None:
+        layout = self._layout
+        if layout is None or hosts.current().count == 1:
             return Again(lambda: batches(remainder="keep"))
         return Again(
             lambda: group.own_rows(
+                layout,
                 batches,
                 n_examples=len(source),
                 size=size,
@@ -195,7 +201,7 @@ class ShortProgram:
             task.EvalTask(metrics=measures, data=self._passes(kind), split=experiment.split),
             init=fns,
             label=kind,
-            layout=group.layout(),
+            layout=self._layout,
             stop_flag=stop_flag,
         )
 

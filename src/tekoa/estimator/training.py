@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tekoa.core import guard, hosts
-from tekoa.estimator import checks, dry_run, group, start
+from tekoa.estimator import checks, dry_run, mesh, start
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
 from tekoa.estimator.program import Program, program_of
@@ -124,7 +124,7 @@ def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag)
             run, model, optimizer=optimizer, data_state=position
         ),
         data=batches,
-        layout=group.layout(),
+        layout=mesh.layout_of(run),
         n_steps=_n_steps(config, batches),
         n_steps_per_checkpoint=checks.steps_between(
             config.check_every_steps, config.save_every_steps

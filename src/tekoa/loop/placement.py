@@ -93,7 +93,7 @@ class Placement:
             The shapes with their shardings, as what is read from disk is to be placed.
 
         Raises:
-            ValueError: If a rule does not fit an array that it matches.
+            LayoutError: If a rule does not fit an array that it matches.
         """
         if self.layout is None:
             return form
@@ -173,11 +173,11 @@ class Placement:
         """Raises if a training batch cannot be split as the layout says.
 
         Raises:
-            ValueError: If its rows do not divide.
+            LayoutError: If its rows do not divide.
         """
         n_rows = batches.n_rows(batch)
         if self.layout is not None and n_rows % self._n_local_parts:
-            raise ValueError(
+            raise sharding_mesh.LayoutError(
                 f"A batch of {n_rows} rows does not divide among the {self._n_local_parts} parts "
                 f"that the mesh {self.layout} splits it into. Choose a batch size that divides."
             )
@@ -186,12 +186,14 @@ class Placement:
         """Starts the transfer of a batch, its rows split if their number divides.
 
         In a run of several processes each gives its own rows, as `sharding.local_rows` tells
-        them; the result is the batch of all.
+        them; the result is the batch of all. One that is spread over them already stays.
         """
         if not self._is_put:
             return batch
         if self._rows is None:
             return jax.device_put(batch)
+        if any(map(_is_global, jax.tree.leaves(batch))):
+            return batch
         if (n_rows := batches.n_rows(batch)) % self._n_local_parts:
             self._warn(n_rows)
             return self.whole(batch)
@@ -227,6 +229,9 @@ def _put(tree: PyTree, where: PyTree) -> PyTree:
     return jax.tree.unflatten(treedef, putting.put(leaves, treedef.flatten_up_to(where)))
 
 
+def _is_global(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not x.is_fully_addressable
+
+
 def _from_local(x: Any, where: jax.NamedSharding) -> jax.Array:
-    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
-    return x if is_global else jax.make_array_from_process_local_data(where, np.asarray(x))
+    return jax.make_array_from_process_local_data(where, np.asarray(x))
