@@ -45,7 +45,8 @@ def test_two_free_ports_in_a_row():
 
 
 def test_lines_tell_their_process_but_results_pass_as_they_are(capfd):
-    program = "import sys; print('result'); print('log', file=sys.stderr); print('[Gloo] hello')"
+    greeting = "[Gloo] Rank 0 is connected to 3 peer ranks."
+    program = f"import sys; print('result'); print('log', file=sys.stderr); print('{greeting}')"
     assert group(program, program).wait(grace_seconds=60) == 0
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[1] result", "result"]

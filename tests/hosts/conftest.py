@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
-from tekoa.store import names
+from tekoa import store
 
 TINY = pathlib.Path(__file__).parent / "programs" / "tiny.py"
 LIMIT_SECONDS = 180
@@ -122,19 +124,40 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def steps_of(directory):
-    return names.list_steps(directory)
+@pytest.fixture(scope="module")
+def points():
+    """Every point that TensorBoard would show of a directory, by tag and step."""
+
+    def read(directory):
+        reader = event_accumulator.EventAccumulator(str(directory), size_guidance={"scalars": 0})
+        reader.Reload()
+        return {
+            (tag, point.step): point.value
+            for tag in reader.Tags()["scalars"]
+            for point in reader.Scalars(tag)
+        }
+
+    return read
 
 
-def points(directory):
-    """Every point that TensorBoard would show, by tag and step."""
-    reader = event_accumulator.EventAccumulator(str(directory), size_guidance={"scalars": 0})
-    reader.Reload()
-    return {
-        (tag, point.step): point.value
-        for tag in reader.Tags()["scalars"]
-        for point in reader.Scalars(tag)
-    }
+@pytest.fixture(scope="module")
+def alone(run, home):
+    """A run of one process with one device."""
+    run("train", TINY, f"--model_dir={home / 'alone'}")
+    return home / "alone"
+
+
+@pytest.fixture(scope="module")
+def assert_close():
+    """Fails if two runs hold other numbers at a step, beyond rounding."""
+
+    def check(found, expected, step):
+        items = ["model_params", "optimizer_state"]
+        trees = [store.load(path, step=step, items=items) for path in (found, expected)]
+        a, b = ({item: tree[item] for item in items} for tree in trees)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), a, b)
+
+    return check
 
 
 @pytest.fixture

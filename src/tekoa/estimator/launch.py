@@ -25,8 +25,8 @@ from tekoa.estimator.config import UsageError
 
 USAGE = "tekoa launch --processes=N [--devices=M] [--grace=SECONDS] COMMAND [MODEL] [--flags]"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-# JAX's collectives on CPU greet on standard output.
-_NOISE = b"[Gloo]"
+# JAX's collectives on CPU greet one another, several at a time in one line.
+_NOISE = b" peer ranks"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,6 +189,6 @@ def _copy(source: IO[bytes], target: Any, prefix: str) -> None:
     """Copies lines as they come, each in one piece."""
     with source:
         for line in source:
-            if not line.startswith(_NOISE):
+            if _NOISE not in line:
                 target.write(prefix + line.decode(errors="replace"))
                 target.flush()
