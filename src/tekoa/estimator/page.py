@@ -47,7 +47,7 @@ def show(directory: str, out: str | None) -> int:
         files.replace(target, text.encode())
     except OSError as error:
         raise UsageError(f"--out={target} cannot be written: {error}.") from None
-    print(f"Wrote {target}, {len(text) / 1e3:.0f} kB.")
+    print(f"Wrote {_seen_from_here(target)}, {len(text) / 1e3:.0f} kB.")
     return 0
 
 
@@ -109,14 +109,20 @@ def _head(facts: RunFacts, title: str) -> str:
     elif facts.is_running:
         kind, words = "on", "running"
     model = html.escape(str(facts.record.get("model", "a model that no run.json names")))
+    place = html.escape(str(_seen_from_here(facts.directory)))
     total = facts.record.get("n_steps") or facts.end_step
     share = min(1.0, facts.step / total) if total else None
     bar = "" if share is None else f'<div style="width:{100 * share:.1f}%"></div>'
     return (
         f'<h1>{title}<span class="state {kind}">{words}</span></h1>'
-        f'<p class="sub">{model} in <code>{html.escape(str(facts.directory))}</code></p>'
+        f'<p class="sub">{model} in <code>{place}</code></p>'
         f'<div class="bar">{bar}</div>'
     )
+
+
+def _seen_from_here(directory: pathlib.Path) -> pathlib.Path:
+    here = pathlib.Path.cwd()
+    return directory.relative_to(here) if directory.is_relative_to(here) else directory
 
 
 def _tiles(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
