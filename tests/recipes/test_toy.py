@@ -1,0 +1,66 @@
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from tekoa.recipes import toy
+
+RECIPES = ("ema", "lora", "lbfgs", "rates", "accumulation", "sharded_slots", "mixed_precision")
+
+
+def test_both_models_have_the_same_weights_by_name():
+    image = np.zeros((2, 8, 8, 1), np.float32)
+    linen = toy.LinenMLP().init(jax.random.key(0), image)["params"]
+    shapes = {f"{a}/{b}": x.shape for a, layer in linen.items() for b, x in layer.items()}
+    model = toy.NnxMLP()
+    for name, shape in shapes.items():
+        layer, kind = name.split("/")
+        assert getattr(getattr(model, layer), kind)[...].shape == shape
+    assert model(image).shape == (2, 10)
+
+
+def test_digits_come_as_pairs():
+    task = toy.make_task(optax.sgd(0.1), batch_size=4)
+    (image,), (label,) = task.split(next(iter(task.data)))
+    assert image.shape == (4, 8, 8, 1)
+    assert image.dtype == np.float32
+    assert label.shape == (4,)
+    rows = toy.as_rows(image)
+    assert float(rows.max()) <= 1.0
+
+
+def test_curves_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    curves = toy.Curves(lines={"a": [1.0, 2.0], "b": [2.0, 1.0]}, x=[1, 2], y_label="loss")
+    toy.draw(curves, str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_mistyped_flag_is_one_message():
+    done = subprocess.run(
+        [sys.executable, "-m", "tekoa.recipes.ema", "--plt=x.png"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "unrecognized arguments: --plt=x.png" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_runs_as_a_command(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    command = [sys.executable, "-W", "error", "-m", f"tekoa.recipes.{name}"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Linen: " in done.stdout
+    assert "NNX: " in done.stdout
