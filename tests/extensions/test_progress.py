@@ -1,3 +1,4 @@
+import dataclasses
 import io
 
 from tekoa.extensions.progress import ProgressBar
@@ -44,3 +45,20 @@ def test_a_total_that_is_not_known(summary):
     bar(summary(5))
     bar.close()
     assert out.getvalue().startswith("step 5 ")
+
+
+def test_the_rate_is_that_since_the_checkpoint_before(summary, monkeypatch):
+    """The first stretch compiles: its slowness must not be told for ever."""
+    now = iter([100.0, 101.0])
+    monkeypatch.setattr("tekoa.extensions.progress.time.monotonic", lambda: next(now))
+    out = io.StringIO()
+    bar = ProgressBar(file=out, seconds_between_lines=0)
+    bar(dataclasses.replace(summary(10), n_completed_steps=10, elapsed_time=20.0))
+    bar(dataclasses.replace(summary(60), n_completed_steps=50, elapsed_time=1.0))
+    assert [line.split()[2] for line in out.getvalue().splitlines()] == ["0.5", "50"]
+
+
+def test_nothing_is_told_of_a_rate_before_the_first_step(summary):
+    out = io.StringIO()
+    ProgressBar(file=out)(dataclasses.replace(summary(0), n_completed_steps=0, elapsed_time=0.0))
+    assert "steps/s" not in out.getvalue()
