@@ -14,7 +14,7 @@ import optax
 from tekoa.data import Info
 from tekoa.estimator.config import UsageError
 
-BUNDLED = ("mnist", "lstm_lm", "transformer_lm")
+BUNDLED = ("linear_regression", "mnist", "lstm_lm", "transformer_lm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

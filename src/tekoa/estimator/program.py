@@ -5,6 +5,8 @@ from typing import Any, Literal, Protocol
 
 import optax
 
+from tekoa.estimator.config import UsageError
+from tekoa.estimator.long import LongProgram
 from tekoa.estimator.run import Run
 from tekoa.estimator.short import Kind, ShortProgram
 from tekoa.loop.checkpoint import Checkpoint, Summary
@@ -61,6 +63,17 @@ class Program(Protocol):
 
 
 def program_of(run: Run, mode: Mode) -> Program:
-    """Gives what runs the model of a run in a mode."""
-    del mode
-    return ShortProgram(run)
+    """Gives what runs the model of a run in a mode.
+
+    Raises:
+        UsageError: If the file is no model.
+    """
+    module = run.module
+    if hasattr(module, "experiment"):
+        return ShortProgram(run)
+    if hasattr(module, "get_train_state") or hasattr(module, "get_infer_state"):
+        return LongProgram(run, mode)
+    raise UsageError(
+        f"{module.__name__} is no model: it has neither experiment(config, data) nor "
+        "get_train_state(config, rng)."
+    )

@@ -39,7 +39,7 @@ class Training(Protocol):
 
     @property
     def tells(self) -> Sequence[str]:
-        """Which numbers of a `StepOutput` mean something; asked after a step has run."""
+        """Which numbers of a `StepOutput` mean something, where they are not None."""
         ...
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
