@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import tekoa as tekoa_lib
 from tekoa.estimator import cli
 
 
@@ -72,6 +73,14 @@ def test_a_run_stopped_by_a_signal_goes_on_to_the_same_bits(tmp_path):
         "assert all((a[k] == b[k]).all() for k in a)"
     )
     subprocess.run([sys.executable, "-c", code, "whole", "parts"], cwd=tmp_path, check=True)
+
+
+def test_both_names_are_the_same_command_and_tell_their_version():
+    for module in ("tekoa", "tekoa.estimator"):
+        shown = subprocess.run(
+            [sys.executable, "-m", module, "--version"], check=True, text=True, capture_output=True
+        )
+        assert shown.stdout == f"tekoa {tekoa_lib.__version__}\n"
 
 
 def test_models_lists_what_is_bundled(capsys):

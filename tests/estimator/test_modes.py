@@ -33,7 +33,11 @@ def test_mode_follows_from_the_flags(tmp_path, flags, has_steps, mode):
     assert modes.choose_mode(run) == mode
 
 
-@pytest.mark.parametrize("flags", [[], ["--eval_pattern=a", "--pred_pattern=b"]], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--eval_pattern=a", "--pred_pattern=b"], ["--train_pattern=a", "--pred_pattern=b"]],
+    ids=str,
+)
 def test_flags_that_do_not_tell_are_a_mistake(flags):
     _, run = config.parse(flags)
     with pytest.raises(config.UsageError):

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+import tekoa
 from tekoa.estimator import config as flags
 
 EXIT_USAGE = 2
@@ -50,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or {"--help", "-h", "help"} & set(arguments):
         print(_help(arguments))
         return 0 if arguments else EXIT_USAGE
+    if arguments == ["--version"]:
+        print(f"tekoa {tekoa.__version__}")
+        return 0
     if arguments[0] == "launch":
         return _run(lambda: _launch(arguments[1:]))
     return _run(lambda: _one(arguments))

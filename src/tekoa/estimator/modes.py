@@ -33,6 +33,8 @@ def choose_mode(config: RunConfig) -> str:
             return "eval_wait"
         return "eval_once"
     if config.train_pattern is not None:
+        if config.pred_pattern is not None:
+            raise UsageError("Both --train_pattern and --pred_pattern: say which by --mode.")
         return "train"
     if config.pred_pattern is not None:
         return "predict"
