@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ def run_train(config: RunConfig) -> int:
         scales = stack.enter_context(amos.recorded_scales())
         if config.dry_run:
             return dry_run.train(lambda: _train_loop(program, run, seed, stop_flag), program)
+        _say_start(run)
         if config.profiler_port is not None:
             jax.profiler.start_server(config.profiler_port)
         trace = _step_trace(run, stop_flag, stack)
@@ -71,6 +73,13 @@ def run_train(config: RunConfig) -> int:
     runs.end_training(run, loop.step)
     _conclude(run, validation, last, loop)
     return 0
+
+
+def _say_start(run: runs.Run) -> None:
+    """Compiling takes seconds: until the first step there is this line to look at."""
+    if run.config.progress and hosts.current().is_writer:
+        text = f"Training {run.module.__name__} in {run.model_dir}; the first step compiles."
+        print(text, file=sys.stderr, flush=True)
 
 
 def _begin(
