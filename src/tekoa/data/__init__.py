@@ -7,6 +7,9 @@ from tekoa.data.functions import DataFn as DataFn
 from tekoa.data.language import tokens as tokens
 from tekoa.data.patterns import filenames as filenames
 from tekoa.data.patterns import load as load
+from tekoa.data.pipelines import lines_iterator as lines_iterator
+from tekoa.data.pipelines import lm_data as lm_data
+from tekoa.data.pipelines import rec_data as rec_data
 from tekoa.data.prefetch import device_prefetch as device_prefetch
 from tekoa.data.reader import ChangedDataError as ChangedDataError
 from tekoa.data.reader import DataError as DataError

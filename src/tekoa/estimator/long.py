@@ -80,6 +80,9 @@ class LongProgram:
                     f"--{name} is for models in the short form: this one has a train_step of its "
                     "own, which must do that itself."
                 )
+        layout, named = options.get("layout"), getattr(self._config, "logical_axis_rules", None)
+        if layout is not None and named:
+            options["layout"] = dataclasses.replace(layout, logical_axis_rules=list(named))
         training = OwnTraining(
             self._run.module,
             self._config,

@@ -58,10 +58,13 @@ class Validation:
         # The period's own metrics have been read, and emptied in the checkpoint.
         has_run = checkpoint.n_completed_steps > 0
         gathered = self._training.gathered if has_run else self._training.empty(state.sums)
-        if self._data != ():
-            gathered = self._validated(state, gathered)
         groups = {group: dict(values) for group, values in summary.metrics.items()}
-        groups.setdefault("train", {}).update(self._training.read(gathered))
+        if self._data != ():
+            before = self._training.read(gathered)
+            gathered = self._validated(state, gathered)
+            found = self._training.read(gathered)
+            new = {name: value for name, value in found.items() if value != before.get(name)}
+            groups.setdefault("train", {}).update(new)
         if hasattr(self._module, "monitor_train"):
             writer = Points(groups)
             given = self._training.as_file_state(state)
