@@ -79,6 +79,17 @@ def test_model_libraries_stay_behind_the_bridges(path):
         assert module.split(".")[0] not in MODEL_LIBRARIES, f"{name_of(path)} imports {module}"
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "recipes").glob("*.py")), ids=name_of)
+def test_recipes_use_public_names_only(path):
+    """A user can copy them: nothing of the package but `tekoa.NAME`, and what recipes share."""
+    for module in imported(path):
+        assert not module.startswith("tekoa.") or module.startswith("tekoa.recipes"), module
+    for node in ast.walk(ast.parse(path.read_text())):
+        is_ours = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if is_ours and node.value.id == "tekoa":
+            assert node.attr in tekoa.__all__, node.attr
+
+
 def test_only_one_file_imports_orbax():
     users = [name_of(path) for path in MODULES if any("orbax" in m for m in imported(path))]
     assert users == ["store/arrays.py"]
