@@ -100,11 +100,12 @@ def run(start):
 def pair(start):
     """Starts a command as two processes, as a cluster would; gives both."""
 
-    def begin(*words, env=({}, {}), timeout=30):
+    def begin(*words, env=({}, {}), extra=((), ()), timeout=30):
         port = free_port()
         return [
             start(
                 *words,
+                *extra[index],
                 f"--coordinator_address=127.0.0.1:{port}",
                 "--num_processes=2",
                 f"--process_id={index}",
@@ -142,8 +143,9 @@ def points():
 
 @pytest.fixture(scope="module")
 def alone(run, home):
-    """A run of one process with one device."""
-    run("train", TINY, f"--model_dir={home / 'alone'}")
+    """A run of one process with as many devices as two have."""
+    flags = [f"--model_dir={home / 'alone'}", "--mesh=data=4"]
+    run("train", TINY, *flags, JAX_NUM_CPU_DEVICES="4")
     return home / "alone"
 
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from tekoa.core import batch as batches
-from tekoa.core import putting, sharding, sharding_mesh
+from tekoa.core import hosts, putting, sharding, sharding_mesh
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.sharding import Layout
 from tekoa.core.sharding_specs import Rules
@@ -67,15 +67,17 @@ class Placement:
         """Sizes of the mesh's axes, those of size 1 left out: a fact of the run."""
         return {} if self.layout is None else sharding_mesh.sizes_of(self.layout.mesh)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What of this is stored with a checkpoint."""
+        return {"mesh": self.sizes, "processes": hosts.current().count}
+
     def changes(self, facts: Mapping[str, Any]) -> str:
         """Says in a sentence if a run goes on on another mesh; empty if it does not."""
-        was, now = facts.get("mesh"), self.sizes
-        if was is None or dict(was) == now:
+        if facts.get("mesh") is None:
             return ""
-        return (
-            f" It was saved on {sharding_mesh.describe(was)} and goes on on "
-            f"{sharding_mesh.describe(now)}."
-        )
+        was, now = _described(facts), _described(self.facts)
+        return "" if was == now else f" It was saved on {was} and goes on on {now}."
 
     @property
     def spans_processes(self) -> bool:
@@ -222,6 +224,12 @@ class Placement:
                 n_rows,
                 self._n_local_parts,
             )
+
+
+def _described(facts: Mapping[str, Any]) -> str:
+    n_processes = facts.get("processes", 1)
+    of = "" if n_processes == 1 else f" of {n_processes} processes"
+    return sharding_mesh.describe(facts["mesh"]) + of
 
 
 def _put(tree: PyTree, where: PyTree) -> PyTree:
