@@ -108,3 +108,25 @@ def test_command_watches_a_finished_run_to_its_end(copied, capsys):
     flags = ["--eval_pattern=digits://split=test", "--save_high=test_accuracy"]
     assert cli.main(["eval_wait", "mnist", f"--model_dir={copied}", *flags]) == 0
     assert capsys.readouterr().out.count("test_accuracy at step") == 4
+
+
+def test_a_metric_that_is_not_there_is_a_mistake_and_nothing_counts_as_evaluated(copied):
+    watcher = watch.Watcher(
+        opened(copied, "--save_high=acuracy"), lambda *_: {"a": 1.0}, NeverStop()
+    )
+    with pytest.raises(config.UsageError, match=r"no metric acuracy .* there are a"):
+        watcher.run(lambda *_: None)
+    assert not (copied / "eval" / watch.NOTE).exists()
+
+
+def test_waiting_is_told_once(tmp_path, capsys):
+    class After(NeverStop):
+        n_looks = 0
+
+        def is_asked(self):
+            self.n_looks += 1
+            return self.n_looks > 20
+
+    flags = ["--check_ckpt_every_secs=0"]
+    watch.Watcher(opened(tmp_path, *flags), lambda *_: {}, After()).run(lambda *_: None)
+    assert capsys.readouterr().err.count("Waiting for the next checkpoint") == 1

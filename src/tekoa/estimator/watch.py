@@ -8,6 +8,7 @@ note, and the TensorBoard writer forgets the points after it: none is there twic
 import contextlib
 import math
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -52,6 +53,7 @@ class Watcher:
         together.run_on_writer(self._group, "opening of the evaluation", self._open)
         self._last = self._noted()
         self._left_out: set[int] = set()
+        self._has_evaluated = self._has_waited = False
         self._points = tensorboard.PointWriter(self._own)
         self._label = run.config.eval_label.split("/")[0]
         self._best = [
@@ -97,6 +99,7 @@ class Watcher:
             elif has_ended:
                 return
             else:
+                self._say_waiting()
                 self._sleep()
 
     def _has_ended(self) -> bool:
@@ -111,6 +114,7 @@ class Watcher:
             with contextlib.ExitStack() as stack:
                 path = self._hold(step, stack)
                 found = self._evaluate(str(path), self._stop_flag)
+                self._check_kept(found)
                 self._write(step, found)
                 if self._group.is_writer:
                     self._keep(path, found)
@@ -137,11 +141,22 @@ class Watcher:
             self._points.add(f"{self._label}/{name}", value, step)
         self._points.flush()
 
+    def _check_kept(self, found: dict[str, float]) -> None:
+        """A metric that the first evaluation does not give is a mistake in the flags."""
+        missing = [kept.metric for kept in self._best if kept.metric not in found]
+        if missing and not self._has_evaluated:
+            raise UsageError(
+                f"There is no metric {', '.join(missing)} whose best checkpoints could be kept; "
+                f"there are {', '.join(found)}. Correct --save_high or --save_low."
+            )
+        self._has_evaluated = True
+
     def _keep(self, path: pathlib.Path, found: dict[str, float]) -> None:
         """Copies the step where a metric is the best so far; the score follows the copy."""
         for kept in self._best:
             if kept.metric not in found:
-                print(f"There is no metric {kept.metric!r} to keep; there are {list(found)}.")
+                text = f"There is no metric {kept.metric!r} to keep; there are {list(found)}."
+                print(text, flush=True)
             elif kept.score.is_better(found[kept.metric]):
                 adopting.adopt(path, kept.directory, keep=self._config.max_save)
                 kept.score.record(found[kept.metric])
@@ -153,6 +168,12 @@ class Watcher:
             gone = [n for n in gone if n not in self._left_out]
             if gone:
                 print(f"Removed before they could be evaluated: steps {gone}.", flush=True)
+
+    def _say_waiting(self) -> None:
+        if not self._has_waited:
+            text = f"Waiting for the next checkpoint in {self._model_dir}."
+            print(text, file=sys.stderr, flush=True)
+        self._has_waited = True
 
     def _sleep(self) -> None:
         until = time.monotonic() + self._config.check_ckpt_every_secs
