@@ -165,3 +165,10 @@ def test_training_starts_from_a_t5x_checkpoint(tmp_path, capsys):
     shutil.rmtree(tmp_path / "second" / "checkpoint_8")
     assert cli.main(command) == 0
     assert "is not used" in capsys.readouterr().out
+
+
+def test_another_optimizer_is_refused_in_place_and_told_what_helps(tmp_path):
+    path = write(tmp_path / "best", made(optax.adam(0.1), seed=1), 7)
+    fresh = made(optax.sgd(0.1, momentum=0.9))
+    with pytest.raises(errors.MismatchError, match=r"optimizer_state/0/mu(.|\n)*--model_dir=NEW"):
+        read(tmp_path, fresh, f"--checkpoint_path={path}")

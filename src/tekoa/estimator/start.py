@@ -16,6 +16,9 @@ from tekoa.loop.task import Restored
 from tekoa.store import errors, leaves, loading, names, restoring, steps, warmstart
 from tekoa.store.report import Report
 
+# Of a kind, in a line; a large model would fill the screen.
+_N_NAMED = 12
+
 
 class StartReader:
     """Initialises a `TrainLoop` as the flags say.
@@ -77,7 +80,14 @@ class StartReader:
         source = steps.open_step(path)
         wanted = files.items_of(form)
         there = {item: tree for item, tree in wanted.items() if item in source.index.items}
-        found = restoring.restore_step(source, {"model_params": form.params, **there})
+        try:
+            found = restoring.restore_step(source, {"model_params": form.params, **there})
+        except errors.MismatchError as error:
+            raise errors.MismatchError(
+                f"{path}: {error}\nThe parameters alone are taken by a run in another directory: "
+                f"--model_dir=NEW --checkpoint_path={path}.",
+                error.differences,
+            ) from None
         lacking = [
             item for item, tree in wanted.items() if item not in there and jax.tree.leaves(tree)
         ]
@@ -167,5 +177,6 @@ def _told(path: pathlib.Path, report: Report, *, with_step: bool) -> str:
     for words, outcomes in kinds.items():
         found = report.names(*outcomes)
         if found:
-            lines.append(f"  {words}: {', '.join(found)}")
+            more = f" and {len(found) - _N_NAMED} more" if len(found) > _N_NAMED else ""
+            lines.append(f"  {words}: {', '.join(found[:_N_NAMED])}{more}")
     return "\n".join(lines)
