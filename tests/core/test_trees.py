@@ -227,7 +227,20 @@ def test_widened_numbers_are_strongly_typed():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_all_finite_sees_every_leaf(bad):
-    good = {"a": np.ones((2, 3), np.float32), "b": jnp.ones(2, jnp.bfloat16), "c": None, "n": 1}
-    assert bool(trees.all_finite(good))
-    assert not bool(trees.all_finite({**good, "b": jnp.asarray([1, bad], jnp.bfloat16)}))
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
+def test_are_finite_sees_every_number(bad, dtype):
+    good = {"a": jnp.ones((2, 5, 3), dtype), "b": jnp.ones(2, dtype), "c": None, "n": 1}
+    assert all(trees.are_finite(good))
+    for place in ((0, 0, 0), (1, 4, 2)):
+        spoilt = {**good, "a": good["a"].at[place].set(bad)}
+        assert [bool(x) for x in trees.are_finite(spoilt)] == [False, True, True]
+    # Opposite infinities in one row do not cancel.
+    assert not trees.are_finite(jnp.full((1, 4), bad, dtype) * jnp.asarray([1, -1, 1, -1], dtype))[
+        0
+    ]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_the_largest_numbers_are_finite(dtype):
+    assert trees.are_finite(jnp.full((3, 1000), jnp.finfo(dtype).max))[0]
+    assert trees.are_finite(jnp.zeros((3, 0), dtype))[0]

@@ -44,3 +44,13 @@ def test_without_gradients_there_are_none():
     form = Form(state())
     _, outputs = form.step(step)(form.leaves(state()), (X, X))
     assert form.output(outputs).grads is None
+
+
+def test_a_lean_step_tells_its_loss_alone():
+    step = steps.make_train_step(FNS, lambda o, y: jnp.mean(o**2), TX, ema=0.5)
+    form = Form(state())
+    new, output = step(state(), (X, X))
+    leaves, outputs = form.lean(step)(form.leaves(state()), (X, X))
+    assert_trees_equal(form.state(leaves), new)
+    assert form.output(outputs).gradients_l2norm is None
+    assert float(form.output(outputs).loss) == float(output.loss)

@@ -21,7 +21,7 @@ class NonFiniteError(FloatingPointError):
 
 
 def guarded(
-    old: TrainState, new: TrainState, *, value: jax.Array, squares: list[jax.Array], on_nan: OnNan
+    old: TrainState, new: TrainState, *, value: jax.Array, finite: list[jax.Array], on_nan: OnNan
 ) -> TrainState:
     """Gives the new state, or the old one where this step went bad.
 
@@ -29,14 +29,14 @@ def guarded(
         old: The state before the step.
         new: The state after it.
         value: The step's loss.
-        squares: Sum of squares of each gradient leaf, then of each leaf of the new
-            parameters, which an optimizer may spoil though the gradients are fine.
+        finite: Whether each gradient leaf is finite, then each leaf of the new parameters,
+            which an optimizer may spoil though the gradients are fine.
         on_nan: "stop" also keeps the old state ever after; "skip" goes on with the next
             step; "ignore" always gives the new state.
     """
     if on_nan == "ignore":
         return new
-    are_bad = jnp.stack([~jnp.isfinite(x) for x in squares])
+    are_bad = ~jnp.stack(finite)
     is_bad = ~jnp.isfinite(value) | jnp.any(are_bad)
     was_bad = old.health.first_step > 0
     is_first = is_bad & ~was_bad
@@ -44,10 +44,29 @@ def guarded(
     first = Health(old.health.n_bad + 1, old.step + 1, value.astype(jnp.float32), leaf)
     health = jax.tree.map(lambda a, b: jnp.where(is_first, b, a), old.health, first)
     health = health._replace(n_bad=old.health.n_bad + is_bad)
-    keep = (is_bad | was_bad) if on_nan == "stop" else is_bad
-    kept = jax.tree.map(lambda a, b: b if a is b else jnp.where(keep, a, b), old, new)
+    kept = _either((is_bad | was_bad) if on_nan == "stop" else is_bad, old, new)
     step = kept.step if on_nan == "stop" else new.step
     return kept.replace(step=step, health=health)
+
+
+def _either(is_old: jax.Array, old: TrainState, new: TrainState) -> TrainState:
+    """Gives one of two states; what is the same array in both is left alone."""
+    leaves, treedef = jax.tree.flatten(new)
+    pairs = list(zip(jax.tree.leaves(old), leaves, strict=True))
+    changed = [i for i, (a, b) in enumerate(pairs) if a is not b]
+    # On CPU a branch costs a copy of the new state, a select also reads the old one.
+    # Other devices would wait for the host to take the branch.
+    chosen = jax.lax.platform_dependent(
+        is_old,
+        [pairs[i] for i in changed],
+        cpu=lambda is_old, pairs: jax.lax.cond(
+            is_old, lambda: [a for a, _ in pairs], lambda: [b for _, b in pairs]
+        ),
+        default=lambda is_old, pairs: [jnp.where(is_old, a, b) for a, b in pairs],
+    )
+    for i, leaf in zip(changed, chosen, strict=True):
+        leaves[i] = leaf
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def diagnosis(state: TrainState) -> str:

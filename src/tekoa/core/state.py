@@ -69,12 +69,13 @@ class StepOutput:
 
     Attributes:
         loss: The loss of this step's batch, before the update.
-        gradients_l2norm: Norm of the gradients that the optimizer was given.
-        weights_l2norm: Norm of the parameters that the step made.
+        gradients_l2norm: Norm of the gradients that the optimizer was given; None where it is
+            not told.
+        weights_l2norm: Norm of the parameters that the step made; None where it is not told.
         grads: The gradients themselves, where asked for, else None.
     """
 
     loss: jax.Array
-    gradients_l2norm: jax.Array
-    weights_l2norm: jax.Array
+    gradients_l2norm: jax.Array | None = None
+    weights_l2norm: jax.Array | None = None
     grads: PyTree = None

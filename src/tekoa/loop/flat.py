@@ -43,6 +43,8 @@ class Form:
 
     def output(self, outputs: Outputs) -> StepOutput:
         """Gives the output of a step of its list."""
+        if len(outputs) == 1:
+            return StepOutput(loss=outputs[0])
         loss, gradients_l2norm, weights_l2norm, *grads = outputs
         return StepOutput(
             loss=loss,
@@ -53,6 +55,19 @@ class Form:
 
     def _grads(self, leaves: list[Any]) -> PyTree:
         return jax.tree.unflatten(self._params_def, leaves) if leaves else None
+
+    def lean(self, step: Step) -> FlatStep:
+        """Gives a step that takes and gives lists and tells its loss alone.
+
+        Norms that nobody reads are then not computed.
+        """
+
+        def flat(leaves: Leaves, batch: Any) -> tuple[Leaves, Outputs]:
+            state, output = step(self.state(leaves), batch)
+            return self.leaves(state), [output.loss]
+
+        flat.__name__ = getattr(step, "__name__", "step")
+        return flat
 
     def step(self, step: Step) -> FlatStep:
         """Gives a step that takes and gives lists."""

@@ -178,7 +178,8 @@ def read(
     Metrics are in the group "train"; the learning rates that the optimizer tells, by
     parameter group, are in "rates".
     """
-    numbers = {name: getattr(stretch.output, name) for name in training.tells}
+    told = {name: getattr(stretch.output, name) for name in training.tells}
+    numbers = {name: number for name, number in told.items() if number is not None}
     found, sums, rates, n_bad = jax.device_get(
         (
             numbers,

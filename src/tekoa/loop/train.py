@@ -114,9 +114,11 @@ class TrainLoop:
             self._feed.restore(restored.data_state)
             self._say(f"Goes on from step {int(state.step)}.{place.changes(restored.facts)}")
         form = Form(state)
-        lean, many = form.step(task.make_step(options)), form.step(task.make_steps(options))
+        # Where one program does all, it must also tell the norms.
+        one = (form.lean if grads else form.step)(task.make_step(options))
+        many = form.lean(task.make_steps(options))
         together = start.settled_dispatch(steps_per_dispatch, restored, place)
-        self._dispatcher = Dispatcher(lean, many, wanted=together, jit=place.jit)
+        self._dispatcher = Dispatcher(one, many, wanted=together, jit=place.jit)
         last = self._dispatcher.one
         if grads:
             last = place.jit(form.step(task.make_step(options, keep_grads=True)))
@@ -279,7 +281,7 @@ class TrainLoop:
             n_completed_steps=n_steps,
             elapsed_time=elapsed_time,
             data_state=self._feed.state,
-            facts={"steps_per_dispatch": self._dispatcher.n_together, "mesh": self._place.sizes},
+            facts={"steps_per_dispatch": self._dispatcher.n_together, **self._place.facts},
             setup=self._setup,
             metrics=found,
         )
