@@ -23,8 +23,7 @@ def links():
 
 def connect(port, index, on_lost, n=3, start_timeout_seconds=60):
     return hosts_link.Link(
-        "127.0.0.1",
-        port,
+        [("127.0.0.1", port)],
         index=index,
         n_processes=n,
         timeout_seconds=60,

@@ -173,7 +173,7 @@ def join(
         if number == 0:
             _check_port(port)
             _start_hub(port + 1, size, times)
-        link = _link((host, port + 1), number, size, times)
+        link = _link([(host, port + 1)], number, size, times)
         _initialise(times, coordinator_address=address, num_processes=size, process_id=number)
     _delay_aborts()
     _connect_devices()
@@ -258,7 +258,7 @@ def _start_hub(port: int, n_processes: int, times: dict[str, float]) -> hosts_hu
         raise _taken(port, error) from error
 
 
-def _announced(index: int, n_processes: int, times: dict[str, float]) -> tuple[str, int]:
+def _announced(index: int, n_processes: int, times: dict[str, float]) -> list[tuple[str, int]]:
     """Where process 0's hub is, told over JAX's devices: its address is not public."""
     import numpy as np
     from jax.experimental import multihost_utils
@@ -266,19 +266,29 @@ def _announced(index: int, n_processes: int, times: dict[str, float]) -> tuple[s
     text = np.zeros(256, np.uint8)
     if index == 0:
         hub = _start_hub(0, n_processes, times)
-        body = f"{socket.getfqdn()}:{hub.port}".encode()
+        body = f"{_own_address()} {socket.getfqdn()} {hub.port}".encode()
         text[: len(body)] = np.frombuffer(body, np.uint8)
     told = bytes(np.asarray(multihost_utils.broadcast_one_to_all(text))).rstrip(b"\0").decode()
-    host, port = _parsed(told)
-    return ("127.0.0.1" if index == 0 else host), port
+    *names, port = told.split()
+    return [(name, int(port)) for name in (["127.0.0.1"] if index == 0 else names)]
+
+
+def _own_address() -> str:
+    """The address under which this machine is seen by others; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return probe.getsockname()[0]
 
 
 def _link(
-    address: tuple[str, int], index: int, n_processes: int, times: dict[str, float]
+    addresses: list[tuple[str, int]], index: int, n_processes: int, times: dict[str, float]
 ) -> hosts_link.Link:
     try:
         return hosts_link.Link(
-            *address, index=index, n_processes=n_processes, **times, on_lost=_end
+            addresses, index=index, n_processes=n_processes, **times, on_lost=_end
         )
     except (hosts_link.RefusedError, TimeoutError) as error:
         raise HostsError(f"Process {index} of {n_processes} cannot join: {error}") from error

@@ -3,12 +3,13 @@
 import collections
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tekoa.core import hosts_hub
@@ -22,8 +23,7 @@ class Link:
     """Talks to the hub; ends the process through `on_lost` when the group falls apart.
 
     Args:
-        host: Where the hub is.
-        port: Where the hub is.
+        addresses: Host and port of the hub; tried in turn.
         index: The number of this process.
         n_processes: How many there are.
         timeout_seconds: Silence of the hub after which it counts as stuck.
@@ -43,8 +43,7 @@ class Link:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        addresses: Sequence[tuple[str, int]],
         *,
         index: int,
         n_processes: int,
@@ -65,7 +64,7 @@ class Link:
         self.signal_name: Callable[[], str | None] = lambda: None
         self._is_leaving, self._is_over = False, threading.Event()
         deadline = time.monotonic() + start_timeout_seconds
-        self._socket = _connect((host, port), deadline)
+        self._socket = _connect(addresses, deadline)
         me = {"hello": index, "of": n_processes, "pid": os.getpid(), "host": socket.gethostname()}
         self._send(me)
         self._lines = self._socket.makefile("rb")
@@ -198,8 +197,8 @@ class Link:
             return  # The reader sees the same, and tells.
 
 
-def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
-    while True:
+def _connect(addresses: Sequence[tuple[str, int]], deadline: float) -> socket.socket:
+    for address in itertools.cycle(addresses):
         try:
             found = socket.create_connection(address, timeout=5)
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -208,3 +207,4 @@ def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"process 0 does not answer at {address}: {error}") from None
             time.sleep(0.1)
+    raise ValueError("There is no address to connect to.")
