@@ -112,6 +112,7 @@ class TrainLoop:
         )
         if restored is not None:
             self._feed.restore(restored.data_state)
+        if restored is not None and int(state.step):
             self._say(f"Goes on from step {int(state.step)}.{place.changes(restored.facts)}")
         form = Form(state)
         # Where one program does all, it must also tell the norms.
