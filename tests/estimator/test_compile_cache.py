@@ -2,6 +2,7 @@ import contextlib
 import os
 import pathlib
 import warnings
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -69,11 +70,14 @@ def test_a_cache_set_for_jax_itself_is_left_alone(tmp_path):
 def test_damaged_entries_are_compiled_anew_and_replaced(tmp_path, capsys):
     with compile_cache.opened(str(tmp_path)):
         expected = compiled_sum(7)
-    for entry in entries(tmp_path):
+    good = entries(tmp_path)[0].with_name("good-cache")
+    good.write_bytes(zlib.compress(b"another program"))
+    for entry in set(entries(tmp_path)) - {good}:
         entry.write_bytes(entry.read_bytes()[:-20])
     with compile_cache.opened(str(tmp_path)):
         assert compiled_sum(7) == expected
     assert capsys.readouterr().err.count("could not be read") == 1
+    assert good.exists()
     with counted() as count, compile_cache.opened(str(tmp_path)):
         assert compiled_sum(7) == expected
         assert count()[1] == 0

@@ -12,6 +12,7 @@ import pathlib
 import platform
 import sys
 import warnings
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,7 +101,7 @@ def _settings(wanted: dict[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _healing(directory: pathlib.Path) -> Iterator[None]:
-    """Turns JAX's warnings about its cache into a line, and empties a damaged one."""
+    """Turns JAX's warnings about its cache into a line, and removes what is damaged."""
     with warnings.catch_warnings():
         warnings.filterwarnings("always", message=_TROUBLE)
         show, told = warnings.showwarning, set()
@@ -112,7 +113,7 @@ def _healing(directory: pathlib.Path) -> Iterator[None]:
                 return
             if kind == "read":
                 # JAX never replaces an entry: the damaged one would stay for ever.
-                _empty(directory)
+                _remove_damaged(directory)
             if kind not in told:
                 told.add(kind)
                 _say(
@@ -123,10 +124,20 @@ def _healing(directory: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def _empty(directory: pathlib.Path) -> None:
+def _remove_damaged(directory: pathlib.Path) -> None:
     with contextlib.suppress(OSError):
         for entry in directory.iterdir():
-            entry.unlink(missing_ok=True)
+            if not _is_whole(entry):
+                entry.unlink(missing_ok=True)
+
+
+def _is_whole(entry: pathlib.Path) -> bool:
+    """Whether an entry is what JAX writes: its compression has a checksum."""
+    try:
+        zlib.decompress(entry.read_bytes())
+    except zlib.error:
+        return False  # Or in a format that cannot be checked here: it is compiled once more.
+    return True
 
 
 def _say(line: str) -> None:
