@@ -60,7 +60,7 @@ def test_the_page_tells_what_the_run_has(written):
     for words in [
         *("finished", "loss", "test_accuracy", "train", "valid", "Dense_1/kernel", "(256, 10)"),
         *(
-            "✓ checksums agree",
+            "✓ verified",
             "warmup",
             "amos_beta",
             "milliseconds per step",

@@ -140,7 +140,7 @@ def checkpoints(facts: RunFacts) -> str:
     for step, found in sorted(by_step.items(), reverse=True):
         tags = "".join(_place_tag(place, (place, step) in best) for place, _ in found)
         problems = [f"{info.path.name}: {info.problem}" for _, info in found if info.problem]
-        state = '<span class="ok">✓ checksums agree</span>'
+        state = '<span class="ok">✓ verified</span>'
         if problems:
             state = f'<span class="no">✗ {_text("; ".join(problems))}</span>'
         elif not all(info.layout == "tekoa" for _, info in found):
@@ -151,7 +151,7 @@ def checkpoints(facts: RunFacts) -> str:
             f'<td class="n">{step:,}</td><td>{tags}</td>{scores}'
             f'<td class="n">{size:,.2f} MB</td><td class="w">{state}</td>'
         )
-    heads = ["#step", "kept in", *(f"#{name}" for name in scored), "#size", "files"]
+    heads = ["#step", "kept in", *(f"#{name}" for name in scored), "#size", "checksums"]
     return _table(heads, rows)
 
 
