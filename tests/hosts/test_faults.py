@@ -126,17 +126,16 @@ def test_one_process_goes_on_as_two(run, pair, alone, home, assert_close):
     assert_close(home / "grows", alone, 40)
 
 
-def test_a_second_process_of_one_number_is_refused(pair, start, directory):
-    both = pair("eval", TINY, f"--model_dir={directory}")
-    address = both[1].popen.args[-4]
-    third = start(
-        *["eval", TINY, f"--model_dir={directory}", address],
-        *["--num_processes=2", "--process_id=1", "--host_timeout_secs=30"],
-    )
-    codes = sorted([both[1].end()[0], third.end()[0]])
-    assert codes == [0, EXIT_USAGE], both[1].said() + third.said()
-    assert both[0].end()[0] == 0, both[0].said()
-    assert "a second process 1" in both[1].said() + third.said()
+def test_a_second_process_of_one_number_is_refused_and_harms_nobody(pair, start, home):
+    flags = ["train", TINY, f"--model_dir={home / 'twice'}", "--module_config.step_seconds=1"]
+    both = pair(*flags)
+    both[0].wait_for(has_step(home / "twice", 0))
+    address = next(word for word in both[1].popen.args if "coordinator_address" in word)
+    third = start(*flags, address, "--num_processes=2", "--process_id=1")
+    assert third.end()[0] == EXIT_USAGE, third.said()
+    assert f"there is a process 1 (number {both[1].popen.pid}" in third.said()
+    both[0].popen.send_signal(signal.SIGTERM)
+    assert [process.end()[0] for process in both] == [EXIT_STOPPED] * 2
 
 
 def test_a_port_that_is_taken_is_told(run, directory):

@@ -30,6 +30,7 @@ Commands:
   eval_wait MODEL  evaluate each checkpoint of a training as it comes, and keep the best
   predict MODEL    write one line per example
   scales MODEL     the scales and slot shapes of Amos, read off the model
+  plan MODEL       what a training needs on each device of a mesh, before anything is allocated
   models           list the bundled models
   inspect DIR      list the checkpoints of a directory
   page DIR         write a page of a run, with its curves: NAME.html here, or --out=FILE
@@ -123,17 +124,23 @@ def _mode(name: str) -> Callable[[list[str], flags.RunConfig], int]:
     def run(words: list[str], config: flags.RunConfig) -> int:
         config = _with_model(words, config)
         with _signals_wait():
-            from tekoa.estimator import compile_cache, group
-        config = group.join(config)
-        with _signals_wait():
-            from tekoa.estimator import modes
+            from tekoa.estimator import group
 
-        # A dry run writes nothing, and tells how long compiling takes.
-        with compile_cache.opened(compile_cache.OFF if config.dry_run else config.compile_cache):
-            mode = getattr(modes, f"run_{name}")
-            return group.ended(lambda: _run(lambda: mode(config)))
+        return group.ended(lambda: _run(lambda: _in_mode(name, config)))
 
     return run
+
+
+def _in_mode(name: str, config: flags.RunConfig) -> int:
+    from tekoa.estimator import compile_cache, group
+
+    config = group.join(config)
+    with _signals_wait():
+        from tekoa.estimator import modes
+
+    # A dry run writes nothing, and tells how long compiling takes.
+    with compile_cache.opened(compile_cache.OFF if config.dry_run else config.compile_cache):
+        return getattr(modes, f"run_{name}")(config)
 
 
 @contextlib.contextmanager
@@ -210,6 +217,7 @@ _COMMANDS: dict[str, Callable[[list[str], flags.RunConfig], int]] = {
     "eval_wait": _mode("eval_wait"),
     "predict": _mode("predict"),
     "scales": _mode("scales"),
+    "plan": _mode("plan"),
     "models": _models,
     "inspect": _inspect,
     "page": _page,
