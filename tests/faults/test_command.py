@@ -189,6 +189,9 @@ def test_bad_numbers_never_reach_the_disk(tekoa, figure, tmp_path, action):
     assert bad == 0
     if action == "skip":
         figure(nan_params_on_disk=bad, steps_done=newest(run))
+        # What was skipped before is no reason for a run that stops to stop at once.
+        command = tekoa("train", "--max_train_steps=65", "--on_nan=stop")
+        assert command.end()[0] == 0, command.said()
         return
     said = command.said()
     first_bad = int(said.split("At step ")[1].split()[0])
