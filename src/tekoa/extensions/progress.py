@@ -38,7 +38,8 @@ class ProgressBar:
             return checkpoint
         now = time.monotonic()
         rate = self._rate(checkpoint, now)
-        loss = as_summary(checkpoint).metrics.get("train", {}).get("loss")
+        told = as_summary(checkpoint).metrics.get("train", {})
+        loss = told.get("loss", told.get("train_loss"))
         notes = [f"{rate:.3g} steps/s"] if rate > 0 else []
         notes += [] if loss is None else [f"loss {loss:.4g}"]
         note = "  ".join(notes)
