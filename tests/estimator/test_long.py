@@ -1,16 +1,23 @@
 """The long form of a model file, run by the command as a user runs it."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import jax
+import ml_collections
 import numpy as np
 import pytest
 
 import tekoa
+from tekoa import data
+from tekoa.estimator import cli, config, run
+from tekoa.estimator.config import UsageError
+from tekoa.estimator.long import LongProgram, flags_for, frozen_of
 from tekoa.testing import assert_trees_equal
 
 HERE = pathlib.Path(__file__).parent
@@ -137,3 +144,162 @@ def test_the_short_form_trains_to_the_same_losses(trained, tmp_path):
         assert long.metrics[name] == pytest.approx(short.metrics[name], rel=1e-5)
     a, b = (stored(directory, 17)["model_params"] for directory in (trained, tmp_path))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), a, b)
+
+
+def test_checkpoints_of_the_original_are_evaluated_and_continued(tmp_path, capsys):
+    model = ["linear_regression", f"--model_dir={tmp_path}"]
+    flags = ["--noprogress", "--random_seed=1", "--checkpoint_format=t5x"]
+    assert cli.main(["train", *model, *flags, "--max_train_steps=10"]) == 0
+    for step in (0, 10):  # What the original does not write.
+        for name in ("tekoa.json", "tekoa_items", "tekoa.manifest"):
+            (tmp_path / f"checkpoint_{step}" / name).unlink()
+    capsys.readouterr()
+    assert cli.main(["eval", *model, "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    assert cli.main(["train", *model, *flags, "--max_train_steps=20"]) == 0
+    assert "Goes on from step 10" in capsys.readouterr().out
+    assert cli.main(["eval", *model, "--json"]) == 0
+    after = json.loads(capsys.readouterr().out)
+    assert (before["step"], after["step"]) == (10, 20)
+    assert after["mse"] < before["mse"]
+
+
+# ---- what is told to a model file, and what it may leave out
+
+
+def program(*flags, mode="train", **functions):
+    """A program around functions made here."""
+    made = types.ModuleType("made")
+    vars(made).update(functions)
+    _, parsed = config.parse([f"--{flag}" for flag in flags])
+    settings = ml_collections.ConfigDict({"rate": 0.5})
+    opened = run.Run(config=parsed, module=made, settings=settings, model_dir=None)
+    return LongProgram(opened, mode)
+
+
+def nothing(*args):
+    raise AssertionError("not to be called")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda p: p.train_batches(0), "give --train_pattern"),
+        (lambda p: p.train_loop(None), r"made has no function train_step\(config, batch, state"),
+        (lambda p: p.evaluation(), r"has no function get_infer_state\(config\), which train needs"),
+        (lambda p: next(p.predictions(None, None)), "has no function get_infer_state"),
+        (lambda p: p.scales(), "tekoa.scales"),
+    ],
+)
+def test_what_a_mode_lacks_is_named(call, said):
+    with pytest.raises(UsageError, match=said):
+        call(program(get_train_state=nothing))
+
+
+@pytest.mark.parametrize("flag", ["accumulate=2", "precision=bf16"])
+def test_what_a_step_of_ones_own_must_do_itself_is_refused(flag):
+    made = program(get_train_state=nothing, train_step=nothing)
+    name, value = flag.split("=")
+    with pytest.raises(UsageError, match=f"--{name} is for models in the short form"):
+        made.train_loop(None, **{name: int(value) if value.isdigit() else value})
+
+
+def test_examples_for_evaluation_need_a_function():
+    functions = dict.fromkeys(["get_infer_state", "infer_step", "get_evaluator"], nothing)
+    with pytest.raises(UsageError, match=r"must set config\.eval_data_fn"):
+        program("eval_pattern=dummy://", **functions).evaluation()
+
+
+def test_a_config_that_was_not_returned_is_told():
+    made = program("train_pattern=dummy://", load_config=lambda flags: None)
+    with pytest.raises(UsageError, match="load_config of made gave None"):
+        made.train_batches(0)
+
+
+def test_data_functions_get_what_the_original_gives_them():
+    calls = []
+
+    def data_fn(filenames, shard_num=1, shard_index=0, epochs=1, num_take=-1):
+        calls.append((filenames, num_take))
+        yield from ({"x": float(i)} for i in range(5))
+
+    def load_config(flags):
+        assert flags.mode == "train"
+        assert flags.train_pattern == ["dummy://"]
+        assert flags.module_config.rate == 0.5
+        return types.SimpleNamespace(train_data_fn=data_fn, valid_data_fn=data_fn)
+
+    made = program(
+        "train_pattern=dummy://",
+        "valid_pattern=dummy://",
+        "num_valid_examples=3",
+        "train_batch_size=2",
+        load_config=load_config,
+    )
+    batches = made.train_batches(seed=0)
+    # Opened again for each pass, though it can be read once only.
+    assert [next(batches)["x"].tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 0], [1, 2]]
+    assert made.sample("valid")["x"].shape == (5,)
+    assert {call[1] for call in calls} == {-1, 3}
+
+
+def test_a_pattern_is_read_as_it_is_where_there_is_no_data_function():
+    made = program("train_pattern=digits://split=test", "train_batch_size=4")
+    assert next(made.train_batches(seed=0))["image"].shape == (4, 8, 8, 1)
+    with pytest.raises(data.DataError, match="matches no file"):
+        program("train_pattern=nosuch*.txt").train_batches(0)
+
+
+def test_steps_get_a_config_that_is_fixed():
+    given = ml_collections.ConfigDict({"a": 1})
+    frozen = frozen_of(given)
+    assert hash(frozen)
+    assert given.frozen is frozen
+    assert frozen_of(given) is frozen
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        a: int = 1
+
+    assert frozen_of(Settings()) == Settings()
+
+
+def test_lists_of_patterns_are_lists():
+    opened = program("eval_pattern=a.txt,b.txt", mode="eval_once")._run
+    flags = flags_for(opened, "eval_once")
+    assert flags.eval_pattern == ["a.txt", "b.txt"]
+    assert (flags.mode, flags.train_pattern, flags.eval_batch_size) == ("eval_once", None, 256)
+
+
+class Own:
+    """A predictor that writes itself."""
+
+    def __init__(self):
+        self.seen = []
+
+    def consume(self, infer):
+        self.seen.append(infer.tolist())
+
+    def complete(self):
+        self.seen.append("end")
+
+
+def test_a_predictor_may_write_itself():
+    from flax import linen as nn
+
+    from tekoa.estimator import InferState
+
+    own = Own()
+    functions = {
+        "get_infer_state": lambda config: InferState.create(nn.Dense(1), np.zeros((1, 1))),
+        "infer_step": lambda config, batch, state: state.replace(ret=batch["x"]),
+        "get_predictor": lambda config: own,
+        "load_config": lambda flags: types.SimpleNamespace(
+            pred_data_fn=lambda filenames: {"x": np.arange(3.0)}
+        ),
+    }
+    flags = ["pred_pattern=dummy://", "pred_batch_size=2"]
+    assert list(program(*flags, **functions).predictions(None, None)) == []
+    assert own.seen == [[0, 1], [2], "end"]
+    with pytest.raises(UsageError, match="predictor writes itself"):
+        next(program(*flags, "pred_output=x", **functions).predictions(None, None))
