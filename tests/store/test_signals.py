@@ -23,6 +23,15 @@ def test_signal_sets_the_flag_only(number):
     assert signal.getsignal(number) == before
 
 
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "Stopping"), (signal.SIGTERM, "")])
+def test_only_a_person_is_told(number, said, capfd):
+    with signals.stop_flag():
+        os.kill(os.getpid(), number)
+    err = capfd.readouterr().err
+    assert err.strip().startswith(said)
+    assert bool(err) == bool(said)
+
+
 def test_second_signal_ends_at_once():
     code = (
         "import os, signal, tekoa.store.signals as s\n"

@@ -52,6 +52,9 @@ class StopFlag:
             # Nothing buffered, nothing cleaned up: whoever signals twice means it.
             os._exit(128 + number)
         self.signal = signal.Signals(number)
+        if number == signal.SIGINT:
+            # Whoever presses Ctrl-C looks on. Not by print: it may be what was interrupted.
+            os.write(2, b"\nStopping; Ctrl-C once more ends at once.\n")
 
 
 @contextlib.contextmanager
