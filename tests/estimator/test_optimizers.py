@@ -11,7 +11,7 @@ import pytest
 from tekoa.core.metrics import Mean
 from tekoa.estimator import optimizers
 from tekoa.estimator.config import UsageError
-from tekoa.optim import amos
+from tekoa.optim import amos, groups, rates
 
 PARAMS = {"dense": {"kernel": np.full((4, 3), 0.5, np.float32), "bias": np.zeros(3, np.float32)}}
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -79,10 +79,37 @@ def test_lbfgs_searches_its_step():
     assert value_fn(trained(tx)) < 0.5 * value_fn(PARAMS)
 
 
+def rates_of(tx):
+    return {name: float(rate) for name, rate in rates.current_rates(tx.init(PARAMS)).items()}
+
+
+def test_groups_have_rates_of_their_own_and_all_rates_can_be_read():
+    tx = make("sgd", learning_rate=0.5, groups="kernel$ = 0.25 ; ^nothing=freeze")
+    with pytest.warns(groups.UnusedRuleWarning, match="nothing"):
+        assert rates_of(tx) == {"kernel$": 0.25, "^nothing": 0.0, ".*": 0.5}
+    frozen = trained(make("adam", learning_rate=0.5, groups="bias$=freeze"))
+    assert not frozen["dense"]["bias"].any()
+    assert rates_of(make("adam", learning_rate=0.5)) == {"all": 0.5}
+    eta = {"more": {"eta": {".*": 1.0}}}
+    assert rates_of(make("amos", **eta)) == {"all": pytest.approx(0.1)}
+    told = rates_of(make("amos", groups="bias$=0.5", **eta))
+    assert told == {"bias$": 0.5, ".*": pytest.approx(0.1)}
+
+
+@pytest.mark.parametrize("text", ["bias", "=0.1", "bias=", "bias=-1", "bias=inf", "bi(as=0.1"])
+def test_groups_that_cannot_be_read_are_refused(text):
+    with pytest.raises(UsageError, match="groups must be 'PATTERN=RATE"):
+        make("adam", groups=text)
+    with pytest.raises(UsageError, match="lbfgs has no rates"):
+        make("lbfgs", groups="bias=0.1")
+
+
 def test_no_momentum_needs_no_slot():
-    assert jax.tree.leaves(make("sgd", learning_rate=0.1, momentum=0.0).init(PARAMS)) == []
+    state = make("sgd", learning_rate=0.1, momentum=0.0).init(PARAMS)
+    # The count and the rate, which can be read, are all there is.
+    assert [leaf.shape for leaf in jax.tree.leaves(state)] == [(), ()]
     tx = make("amos", momentum=0.0, more={"eta": {".*": 1.0}})
-    assert isinstance(tx.init(PARAMS), amos.ScaleByAmosState)
+    assert isinstance(tx.init(PARAMS).inner, amos.ScaleByAmosState)
 
 
 @pytest.mark.parametrize(("name", "rate"), [("adam", 5e-4), ("sgd", 0.1)])

@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 import math
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import optax
 from tekoa.bridges import detect
 from tekoa.core import objective
 from tekoa.estimator.config import UsageError
-from tekoa.optim import amos, amos_helper, scale
+from tekoa.optim import amos, amos_helper, groups, rates, scale
 
 _log = logging.getLogger("tekoa")
 
@@ -50,10 +51,13 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Makes the optimizer that a config names, and logs what of the config it uses.
 
+    Its rate, or those of its groups, can be read by `current_rates`.
+
     Args:
         opt_config: Has `optimizer`, and where they matter `learning_rate`, `momentum`, `beta`
             and `weight_decay`; None leaves each at the optimizer's own default, which for
-            Amos is a rate of 1 / sqrt(n_batches).
+            Amos is a rate of 1 / sqrt(n_batches). May have `groups`: other rates by pattern
+            over names of parameters, 'bias$=0.01; ^embed=freeze'.
         n_batches: Batches in the training data.
         find_scales: For Amos without `eta`: gives the table of scales, such as
             `lambda: scales_of(...)`. Called only if it is needed.
@@ -70,14 +74,64 @@ def make_optimizer(
     {'w': -0.5}
     """
     settings = _settings(opt_config)
+    table = parse_groups(getattr(opt_config, "groups", None))
     name = str(getattr(opt_config, "optimizer", None))
-    if name == "amos":
-        table = None if eta is not None or find_scales is None else find_scales()
-        return _amos(settings, n_batches, table, eta=eta, slot_shape=slot_shape, clip=clip_value)
     if name == "lbfgs":
+        if table:
+            raise UsageError("--module_config.opt_config.groups: lbfgs has no rates to set.")
         _log.info("Optimizer lbfgs: its line search finds the step; the rate is not used.")
         return optax.lbfgs()
-    return _of_optax(name, settings)
+    if name == "amos":
+        found = None if eta is not None or find_scales is None else find_scales()
+        make, rate = _amos(
+            settings, n_batches, found, eta=eta, slot_shape=slot_shape, clip=clip_value
+        )
+    else:
+        make, rate = _of_optax(name, settings)
+    if not table:
+        return rates.rated(make, rate)
+    _log.info("Rates by group: %s, and %.4g for the rest.", table, rate)
+    return groups.groups({**table, ".*": rate}, make=make)
+
+
+def parse_groups(text: str | None) -> dict[str, Any]:
+    """Reads rates by pattern.
+
+    Raises:
+        UsageError: If a part is not `PATTERN=RATE` or `PATTERN=freeze`.
+
+    >>> parse_groups('bias$=0.01; ^embed=freeze')
+    {'bias$': 0.01, '^embed': 'freeze'}
+    """
+    table: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in (text or "").split(";"))):
+        pattern, _, value = (word.strip() for word in part.rpartition("="))
+        rate = _rate(value)
+        if not pattern or rate is None or not _is_pattern(pattern):
+            raise UsageError(
+                "--module_config.opt_config.groups must be 'PATTERN=RATE; ...', where a pattern is "
+                f"a regular expression and a rate is above 0 or 'freeze'; got {part!r}."
+            )
+        table[pattern] = rate
+    return table
+
+
+def _rate(text: str) -> float | str | None:
+    if text == "freeze":
+        return text
+    try:
+        rate = float(text)
+    except ValueError:
+        return None
+    return rate if 0 < rate < math.inf else None
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def scales_of(
@@ -131,7 +185,7 @@ def _amos(
     eta: Mapping[str, Any] | None,
     slot_shape: Mapping[str, Any] | None,
     clip: float | None,
-) -> optax.GradientTransformation:
+) -> tuple[Callable[..., Any], float]:
     if table is not None:
         _log.info("Scales for Amos, read off the model:\n%s", table)
         eta_fn, shape_fn = table.eta_fn, table.shape_fn
@@ -153,21 +207,22 @@ def _amos(
             rate,
             usual,
         )
-    return amos.amos(
-        rate,
-        eta_fn,
-        shape_fn,
+    make = functools.partial(
+        amos.amos,
+        eta_fn=eta_fn,
+        shape_fn=shape_fn,
         beta=settings.get("beta", 0.999),
         momentum=settings.get("momentum") or None,  # 0 needs no slot.
         clip_value=clip,
     )
+    return make, rate
 
 
 def _by_rules(table: Mapping[str, Any]) -> Callable[..., Any]:
     return amos_helper.params_fn_from_assign_map(table, eval_str_value=True)
 
 
-def _of_optax(name: str, settings: Mapping[str, float]) -> optax.GradientTransformation:
+def _of_optax(name: str, settings: Mapping[str, float]) -> tuple[Callable[..., Any], float]:
     makers = _makers()
     if name not in makers:
         known = sorted([*makers, "amos", "lbfgs"])
@@ -185,7 +240,7 @@ def _of_optax(name: str, settings: Mapping[str, float]) -> optax.GradientTransfo
     usual = DEFAULT_RATE_OF_GRADIENTS if name in _ON_GRADIENTS else DEFAULT_RATE
     rate = settings.get("learning_rate", usual)
     _log.info("Optimizer %s: %s.", name, {"learning_rate": rate, **arguments})
-    return makers[name](learning_rate=rate, **arguments)
+    return lambda learning_rate: makers[name](learning_rate=learning_rate, **arguments), rate
 
 
 def _makers() -> dict[str, Callable[..., optax.GradientTransformation]]:

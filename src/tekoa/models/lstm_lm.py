@@ -30,7 +30,7 @@ from ml_collections import config_dict
 
 from tekoa.core.metrics import Mean
 from tekoa.data import Source
-from tekoa.estimator.config import UsageError
+from tekoa.estimator import adapting
 from tekoa.estimator.module import DataFacts, Experiment
 from tekoa.estimator.optimizers import make_optimizer, scales_of
 from tekoa.models import text
@@ -92,7 +92,9 @@ def get_config() -> ml_collections.ConfigDict:
                 "beta": 0.99,
                 "weight_decay": 0.01,
                 "scales": "hand",
+                "groups": config_dict.placeholder(str),
             },
+            "lora": adapting.settings(),
         }
     )
 
@@ -112,6 +114,7 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
     )
     vocab_size, start_id = text.tokens_of(data.info)
     model = LstmLM(vocab_size, start_id, **config.model_config)
+    model = adapting.adapted(model, config.lora, inputs(data.sample))
 
     def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
         cost = text.token_losses(logits, batch)
@@ -121,7 +124,10 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         return Mean(cost.total, jnp.sqrt(cost.count * part)), {"cost": cost}
 
     def optimizer() -> optax.GradientTransformation:
-        is_found = _is_found(config.opt_config.scales)
+        scales = config.opt_config.scales
+        text.check_choice(scales, "opt_config.scales", ("hand", "found"))
+        # The tables of this file are of weights, not of their adapters.
+        is_found = scales == "found" or config.lora.rank > 0
         return make_optimizer(
             config.opt_config,
             n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
@@ -146,14 +152,6 @@ def inputs(batch: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the model reads: the tokens, and which rows start anew, where the batch tells."""
     names = "tokens", "is_first"
     return tuple(batch[name] for name in names if name in batch)
-
-
-def _is_found(scales: str) -> bool:
-    if scales not in ("hand", "found"):
-        raise UsageError(
-            f"--module_config.opt_config.scales must be 'hand' or 'found', got {scales!r}."
-        )
-    return scales == "found"
 
 
 class LstmLM(nn.Module):

@@ -92,6 +92,17 @@ def check_settings(
             raise UsageError(f"--module_config.{prefix}{name} must be {words}, got {value!r}.")
 
 
+def check_choice(value: str, name: str, choices: tuple[str, ...]) -> None:
+    """Refuses a setting that is none of the choices.
+
+    Raises:
+        UsageError: It names the flag.
+    """
+    if value not in choices:
+        wanted = " or ".join(map(repr, choices))
+        raise UsageError(f"--module_config.{name} must be {wanted}, got {value!r}.")
+
+
 def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
     """Gives the sum of the tokens' losses in nats, and their number."""
     logits = logits_BxLxV.astype(jnp.float32)

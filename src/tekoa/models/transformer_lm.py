@@ -32,6 +32,7 @@ from ml_collections import config_dict
 from tekoa.core.metrics import Mean
 from tekoa.core.sharding import constrain
 from tekoa.data import Source
+from tekoa.estimator import adapting
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts, Experiment
 from tekoa.estimator.optimizers import make_optimizer, scales_of
@@ -64,7 +65,8 @@ def get_config() -> ml_collections.ConfigDict:
     """Settings of model and optimizer.
 
     A `learning_rate` of None takes what is usual for the optimizer. `mlp` is "gated" or
-    "plain"; `mlp_ratio` is the width of its hidden layer over that of the model.
+    "plain"; `mlp_ratio` is the width of its hidden layer over that of the model. `remat` computes
+    the inside of attention and MLP again in the backward pass instead of keeping it.
     """
     return ml_collections.ConfigDict(
         {
@@ -76,13 +78,16 @@ def get_config() -> ml_collections.ConfigDict:
             "mlp": "gated",
             "mlp_ratio": 3.0,
             "dropout": 0.1,
+            "remat": False,
             "opt_config": {
                 "optimizer": "adam",
                 "learning_rate": config_dict.placeholder(float),
                 "momentum": 0.9,
                 "beta": 0.99,
                 "weight_decay": 0.01,
+                "groups": config_dict.placeholder(str),
             },
+            "lora": adapting.settings(),
         }
     )
 
@@ -104,7 +109,11 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         mlp_width=round(config.width * config.mlp_ratio),
         is_gated=config.mlp == "gated",
         dropout=config.dropout,
+        remat=config.remat,
     )
+
+    inputs = functools.partial(shifted, start_id=start_id)
+    model = adapting.adapted(model, config.lora, inputs(data.sample))
 
     def optimizer() -> optax.GradientTransformation:
         return make_optimizer(
@@ -117,7 +126,7 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         model=model,
         loss=loss,
         optimizer=optimizer,
-        inputs=functools.partial(shifted, start_id=start_id),
+        inputs=inputs,
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
         finish=text.with_perplexity,
     )
@@ -131,8 +140,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
     text.check_settings(config, "", counts=("n_layers", "width", "n_heads"), rates=("dropout",))
     if config.width % (2 * config.n_heads):
         refuse("width", f"a multiple of 2 * n_heads = {2 * config.n_heads}")
-    if config.mlp not in ("gated", "plain"):
-        refuse("mlp", "'gated' or 'plain'")
+    text.check_choice(config.mlp, "mlp", ("gated", "plain"))
     if not config.mlp_ratio > 0:
         refuse("mlp_ratio", "above 0")
 
@@ -160,6 +168,7 @@ class TransformerLM(nn.Module):
         mlp_width: Width of the MLP's hidden layer.
         is_gated: Whether the hidden layer is multiplied by a gate.
         dropout: Of the embedding and of what each half block adds.
+        remat: Whether the inside of a half block is computed again in the backward pass.
     """
 
     vocab_size: int
@@ -169,6 +178,7 @@ class TransformerLM(nn.Module):
     mlp_width: int
     is_gated: bool = True
     dropout: float = 0.0
+    remat: bool = False
 
     @nn.compact
     def __call__(self, tokens_BxL: jax.Array, train: bool = False) -> jax.Array:
@@ -181,9 +191,12 @@ class TransformerLM(nn.Module):
         x = drop(rows[tokens_BxL] * math.sqrt(self.width))
         x = constrain(x, "batch", "length", "embed")
         for i in range(self.n_layers):
-            attention = Attention(self.n_heads, name=f"attention_{i}")
-            mlp = MLP(self.mlp_width, self.is_gated, name=f"mlp_{i}")
-            for half in (attention, mlp):
+            attention, mlp = (nn.remat(x) if self.remat else x for x in (Attention, MLP))
+            halves = (
+                attention(self.n_heads, name=f"attention_{i}"),
+                mlp(self.mlp_width, self.is_gated, name=f"mlp_{i}"),
+            )
+            for half in halves:
                 x = x + drop(half(x))
                 x = constrain(x, "batch", "length", "embed")
         x = RMSNorm(name="norm")(x)

@@ -139,7 +139,8 @@ def _transform(
 
 
 def _report_unused(patterns: Mapping[str, str], used: set[str]) -> None:
-    unused = [pattern for pattern in patterns if pattern not in used]
+    # A last rule for the rest is no mistake where nothing is left.
+    unused = [p for p in patterns if p not in used and p not in ("", ".*")]
     # A tree without parameters, as optax.tree_map_params makes, says nothing.
     if used and unused:
         warnings.warn(

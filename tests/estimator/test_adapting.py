@@ -1,0 +1,78 @@
+import flax.linen as nn
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+import tekoa
+from tekoa.core import trees
+from tekoa.estimator import adapting, cli
+from tekoa.estimator.config import UsageError
+
+X = np.ones((2, 4), np.float32)
+MODEL = nn.Dense(3)
+
+
+def config(**changes):
+    return ml_collections.ConfigDict({**adapting.settings(), **changes})
+
+
+def test_no_rank_leaves_the_model_as_it_is():
+    assert adapting.adapted(MODEL, config(), X) is MODEL
+
+
+@pytest.mark.parametrize("with_average", [False, True])
+def test_base_is_that_of_a_checkpoint(tmp_path, with_average):
+    """Its average, where there is one."""
+    trained = {"kernel": np.full((4, 3), 2.0, np.float32), "bias": np.ones(3, np.float32)}
+    average = {"kernel": np.full((4, 3), 3.0, np.float32), "bias": np.zeros(3, np.float32)}
+    items = {"model_params": trained, "average": average if with_average else None}
+    with tekoa.store.Store(tmp_path) as store:
+        store.save(1, items)
+    fns = adapting.adapted(MODEL, config(rank=1, base=str(tmp_path)), (X,))
+    params, variables = fns.init(jax.random.key(0), (X,))
+    tekoa.testing.assert_trees_equal(
+        jax.device_get(variables["frozen"]), average if with_average else trained
+    )
+    assert trees.n_elements(params) == 4 + 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rank": 4}, "lora: rank=4 is too much for parameter 'kernel'"),
+        ({"rank": -1}, "lora: rank must be"),
+        ({"rank": 1, "where": "weight"}, "lora: Pattern 'weight'.*bias, kernel"),
+        ({"rank": 1, "base": "no_such_directory"}, "lora: no_such_directory: no checkpoint"),
+    ],
+)
+def test_mistakes_name_the_setting(changes, message):
+    with pytest.raises(UsageError, match=message):
+        adapting.adapted(MODEL, config(**changes), X)
+
+
+@pytest.mark.slow
+def test_a_language_model_is_adapted_by_the_command(tmp_path, capsys):
+    """Trained, adapted with rates by group, evaluated; the base keeps its bits."""
+    common = [
+        "transformer_lm",
+        "--module_config.width=16",
+        "--module_config.n_layers=1",
+        "--module_config.n_heads=2",
+        "--train_batch_size=4",
+    ]
+    steps = ["--max_train_steps=2", "--check_every_steps=2", "--noprogress"]
+    base, adapted = tmp_path / "base", tmp_path / "adapted"
+    assert cli.main(["train", *common, *steps, f"--model_dir={base}"]) == 0
+    more = [f"--model_dir={adapted}", "--module_config.lora.rank=2"]
+    given = [
+        f"--module_config.lora.base={base}",
+        "--module_config.opt_config.groups=lora_b$=0.1",
+    ]
+    assert cli.main(["train", *common, *steps, *more, *given]) == 0
+    before, after = (tekoa.load_checkpoint(path) for path in (base, adapted))
+    tekoa.testing.assert_trees_equal(after["model_state"]["frozen"], before["model_params"])
+    assert {name[-1] for name in trees.leaf_names(after["model_params"])} == {"lora_a", "lora_b"}
+    capsys.readouterr()
+    assert cli.main(["eval", *common, *more]) == 0
+    assert "perplexity at step 2" in capsys.readouterr().out
