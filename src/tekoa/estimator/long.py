@@ -6,10 +6,14 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import ml_collections
 import optax
 
 from tekoa import data
+from tekoa.core import hosts
+from tekoa.core.sharding import Layout
+from tekoa.estimator import group, mesh
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.long_infer import Inference, pairs
 from tekoa.estimator.long_train import OwnTraining
@@ -66,6 +70,9 @@ class LongProgram:
             shuffle=flags.train_shuffle_buf,
             epochs=flags.train_epochs,
             consecutive=flags.train_consecutive,
+            shard=group.shard(
+                mesh.layout_of(self._run), flags.train_batch_size, "train_batch_size"
+            ),
         )
         return WithFirst(stream, 0, allow_changes=flags.allow_data_changes)
 
@@ -80,18 +87,25 @@ class LongProgram:
                     f"--{name} is for models in the short form: this one has a train_step of its "
                     "own, which must do that itself."
                 )
-        layout, named = options.get("layout"), getattr(self._config, "logical_axis_rules", None)
-        if layout is not None and named:
-            options["layout"] = dataclasses.replace(layout, logical_axis_rules=list(named))
-        training = OwnTraining(
-            self._run.module,
-            self._config,
-            self._frozen,
-            data=options.pop("data"),
-            rng=options["rnkey"],
-        )
+        options["layout"] = self._with_rules(options.get("layout"))
+        training = self._own_training(options.pop("data"), options["rnkey"])
         self._training = training
         return TrainLoop(init(None, training.optimizer), training, **options)
+
+    def training(self, layout: Layout) -> tuple[OwnTraining, Layout]:
+        """What the loop would run, without data; and the layout with the model's own rules."""
+        self._need("get_train_state", "train_step")
+        return self._own_training((), jax.random.key(0)), self._with_rules(layout)
+
+    def _own_training(self, batches: Any, rng: jax.Array) -> OwnTraining:
+        module, config = self._run.module, self._config
+        return OwnTraining(module, config, self._frozen, data=batches, rng=rng)
+
+    def _with_rules(self, layout: Any) -> Any:
+        named = getattr(self._config, "logical_axis_rules", None)
+        if layout is None or not named:
+            return layout
+        return dataclasses.replace(layout, logical_axis_rules=list(named))
 
     def validation(
         self, loop: TrainLoop, stop_flag: StopFlag | None = None
@@ -143,14 +157,15 @@ class LongProgram:
                 if writes_itself and self._run.config.dry_run:
                     yield found
                 elif writes_itself:
-                    predictor.consume(found)
+                    if hosts.current().is_writer:
+                        predictor.consume(found)
                 else:
                     yield from predictor.lines(found)
         except InterruptedError:
             return
         if not writes_itself:
             yield from predictor.last_lines()
-        elif not self._run.config.dry_run:
+        elif not self._run.config.dry_run and hosts.current().is_writer:
             predictor.complete()
 
     def sample(self, kind: Kind) -> Any:
