@@ -115,8 +115,8 @@ def _command(words: list[str]) -> Callable[[list[str], flags.RunConfig], int]:
 
 
 def _by_flags(words: list[str], config: flags.RunConfig) -> int:
-    from tekoa.estimator import modes
-
+    with _signals_wait():
+        from tekoa.estimator import modes
     return _mode(modes.choose_mode(config))(words, config)
 
 
@@ -132,8 +132,8 @@ def _mode(name: str) -> Callable[[list[str], flags.RunConfig], int]:
 
 
 def _in_mode(name: str, config: flags.RunConfig) -> int:
-    from tekoa.estimator import compile_cache, group
-
+    with _signals_wait():
+        from tekoa.estimator import compile_cache, group
     config = group.join(config)
     with _signals_wait():
         from tekoa.estimator import modes
