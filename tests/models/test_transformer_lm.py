@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tekoa
 from tekoa.core import trees
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.module import DataFacts
@@ -147,16 +148,18 @@ def test_logits_are_the_same_on_a_mesh(boxed, params, apply, tokens):
         devices=jax.devices()[:4],
         axis_types=(jax.sharding.AxisType.Auto,) * 2,
     )
-    rules = [("batch", "data"), ("heads", "model"), ("mlp", "model"), ("vocab", None)]
-    rules += [("embed", None), ("kv", None), ("length", None)]
+    rules = [("heads", "model"), ("mlp", "model"), ("vocab", None)]
+    layout = tekoa.Layout(mesh=mesh, logical_axis_rules=rules)
     rows = np.concatenate([tokens, tokens[:1]])
-    specs = nn.get_partition_spec(boxed)
-    with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        shardings = nn.logical_to_mesh_sharding(specs, mesh, rules)
-        placed = jax.device_put(params, shardings)
-        run = jax.jit(make_model().apply)
-        assert "sharding_constraint" in str(jax.make_jaxpr(make_model().apply)(placed, rows))
-        logits = run(placed, rows)
+    shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules)
+    placed = jax.device_put(params, shardings)
+
+    def laid_out(params, rows):
+        with layout.active():
+            return make_model().apply(params, rows)
+
+    assert "sharding_constraint" in str(jax.make_jaxpr(laid_out)(placed, rows))
+    logits = jax.jit(laid_out)(placed, rows)
     kernel = placed["params"]["mlp_0"]["in"]
     assert kernel.addressable_shards[0].data.shape == (D, MLP // 2)
     np.testing.assert_allclose(logits, apply(params, rows), rtol=1e-4, atol=1e-5)

@@ -11,6 +11,7 @@ from tekoa.core import hosts
 from tekoa.estimator import dry_run, restore, watch
 from tekoa.estimator import run as runs
 from tekoa.estimator.config import RunConfig, UsageError
+from tekoa.estimator.plan import run_plan as run_plan
 from tekoa.estimator.program import program_of
 from tekoa.estimator.training import run_train as run_train
 from tekoa.estimator.training import show_metrics

@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol
 
 import optax
 
+from tekoa.core.sharding import Layout
 from tekoa.estimator.config import UsageError
 from tekoa.estimator.long import LongProgram
 from tekoa.estimator.run import Run
@@ -12,6 +13,7 @@ from tekoa.estimator.short import Kind, ShortProgram
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.task import StopFlag
 from tekoa.loop.train import TrainLoop
+from tekoa.loop.training import Training
 
 Mode = Literal["train", "eval_once", "eval_wait", "predict"]
 
@@ -31,6 +33,10 @@ class Program(Protocol):
         self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
     ) -> TrainLoop:
         """The loop over those batches; `init(model, optimizer)` makes a reader of checkpoints."""
+        ...
+
+    def training(self, layout: Layout) -> tuple[Training, Layout]:
+        """What the loop would run, without data; and the layout with the model's own rules."""
         ...
 
     def validation(

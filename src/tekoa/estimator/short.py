@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -25,6 +25,7 @@ from tekoa.estimator.run import Run
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.placement import Placement
+from tekoa.loop.training import ModelTraining
 
 Kind = Literal["train", "valid", "eval", "pred"]
 
@@ -59,16 +60,21 @@ class ShortProgram:
     ) -> train.TrainLoop:
         """The loop over those batches; `init(model, optimizer)` makes a reader of checkpoints."""
         experiment = self._experiment("train")
-        optimizer = experiment.make_optimizer()
-        return train.TrainLoop(
-            init(experiment.model, optimizer),
-            task.TrainTask(
-                optimizer=optimizer,
-                loss=_with_mean(experiment.loss),
-                data=options.pop("data"),
-                split=experiment.split,
-            ),
-            **options,
+        given = self._task(options.pop("data"))
+        return train.TrainLoop(init(experiment.model, given.optimizer), given, **options)
+
+    def training(self, layout: Layout) -> tuple[ModelTraining, Layout]:
+        """What the loop would run, without data; and the layout."""
+        fns = detect.as_model_fns(self._experiment("train").model)
+        return ModelTraining(fns, self._task(())), layout
+
+    def _task(self, batches: Iterable[Any]) -> task.TrainTask:
+        experiment = self._experiment("train")
+        return task.TrainTask(
+            optimizer=experiment.make_optimizer(),
+            loss=_with_mean(experiment.loss),
+            data=batches,
+            split=experiment.split,
         )
 
     def validation(
