@@ -14,11 +14,12 @@ MODEL = nn.Dense(3)
 
 
 def config(**changes):
-    return ml_collections.ConfigDict({**adapting.settings(), **changes})
+    return ml_collections.ConfigDict({"lora": {**adapting.settings(), **changes}})
 
 
 def test_no_rank_leaves_the_model_as_it_is():
     assert adapting.adapted(MODEL, config(), X) is MODEL
+    assert adapting.adapted(MODEL, ml_collections.ConfigDict(), X) is MODEL
 
 
 @pytest.mark.parametrize("with_average", [False, True])

@@ -29,17 +29,18 @@ def settings() -> dict[str, Any]:
 
 
 def adapted(model: Any, config: Any, inputs: Any) -> Any:
-    """Gives the model as it is, or with adapters if the config asks for them.
+    """Gives the model as it is, or with adapters if its config asks for them.
 
     Args:
         model: All that `tekoa.lora` takes.
-        config: Has what `settings` gives.
+        config: The model's config; may have what `settings` gives as `lora`.
         inputs: Sample inputs, or a tuple of them.
 
     Raises:
         UsageError: If the model cannot be adapted so, or there is no such base.
     """
-    if not config.rank:
+    config = getattr(config, "lora", None)
+    if config is None or not config.rank:
         return model
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     try:

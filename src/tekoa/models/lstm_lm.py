@@ -113,8 +113,8 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         rates=("hidden_dropout_rate", "memory_dropout_rate"),
     )
     vocab_size, start_id = text.tokens_of(data.info)
-    model = LstmLM(vocab_size, start_id, **config.model_config)
-    model = adapting.adapted(model, config.lora, inputs(data.sample))
+    plain = LstmLM(vocab_size, start_id, **config.model_config)
+    model = adapting.adapted(plain, config, inputs(data.sample))
 
     def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
         cost = text.token_losses(logits, batch)
@@ -127,7 +127,7 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
         scales = config.opt_config.scales
         text.check_choice(scales, "opt_config.scales", ("hand", "found"))
         # The tables of this file are of weights, not of their adapters.
-        is_found = scales == "found" or config.lora.rank > 0
+        is_found = scales == "found" or model is not plain
         return make_optimizer(
             config.opt_config,
             n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),

@@ -113,7 +113,7 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
     )
 
     inputs = functools.partial(shifted, start_id=start_id)
-    model = adapting.adapted(model, config.lora, inputs(data.sample))
+    model = adapting.adapted(model, config, inputs(data.sample))
 
     def optimizer() -> optax.GradientTransformation:
         return make_optimizer(
