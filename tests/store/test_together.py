@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tekoa.core import hosts
-from tekoa.store import errors, lease, manifest, names, together
+from tekoa.store import commit, errors, lease, leaves, manifest, names, restoring, together
 
 
 class Meeting:
@@ -72,6 +72,30 @@ def test_a_failure_of_one_is_the_same_failure_of_all():
     assert isinstance(first, errors.LeaseHeldError)
     assert "open failed on process 0: LeaseHeldError: taken" in str(second)
     assert isinstance(second, errors.LeaseHeldError)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_each_checks_a_part_and_damage_in_any_is_found_by_all(tmp_path, monkeypatch, name):
+    with lease.held(tmp_path) as held:
+        path = commit.commit(held, 3, fill, layout="tekoa")
+    current = threading.local()
+    monkeypatch.setattr(hosts, "current", lambda: current.group)
+
+    def check(group):
+        current.group = group
+        return restoring.open_together(path).index.step
+
+    assert on_each(check) == [3, 3]
+    (path / name).write_bytes(b"124")
+    found = on_each(check)
+    assert [type(error) for error in found] == [errors.DamagedError] * 2
+    assert all(str(path / name) in str(error) for error in found)
+
+
+def fill(tmp):
+    for name in "abc":
+        (tmp / name).write_bytes(b"123")
+    leaves.write_index(tmp, leaves.Index(step=3, leaves={}, items=[], meta={}))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tekoa.core.trees import PyTree
 from tekoa.data import DataError
 from tekoa.estimator import states
 from tekoa.loop.task import StopFlag
-from tekoa.store import restoring, steps
+from tekoa.store import restoring
 
 _log = logging.getLogger("tekoa")
 
@@ -111,7 +111,7 @@ class Inference:
     def _restored(self, path: str | None) -> Fields:
         if path is None:
             return self._start
-        opened = steps.open_step(path)
+        opened = restoring.open_together(path)
         items = {name[0] for name in opened.index.leaves}
         params = "average" if "average" in items else "model_params"
         targets = {params: self._start["params"]}

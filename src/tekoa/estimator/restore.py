@@ -59,7 +59,7 @@ def for_evaluation(
 def _stored(
     path: str | os.PathLike[str], params: PyTree, variables: PyTree
 ) -> tuple[int, Any, Any]:
-    opened = steps.open_step(path)
+    opened = restoring.open_together(path)
     index = opened.index
     item = "average" if any(name[0] == "average" for name in index.leaves) else "model_params"
     targets = {item: params}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 
 from tekoa.core import hosts, putting, trees
-from tekoa.store import errors, leaves, manifest, steps, together, walkback
+from tekoa.store import errors, leaves, manifest, names, steps, together, walkback
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,24 +79,47 @@ def _restore_together(
     verify: manifest.Verify,
     cast: bool,
 ) -> Restored | None:
-    """Process 0 finds the newest good step; all read it, each its own shards."""
+    """All look at the same steps; each checks its share of the files and reads its shards."""
 
-    def find() -> dict[str, Any] | None:
-        found = walkback.newest_usable(
-            directory, lambda path: steps.open_step(path, verify=verify).index.step
+    def list_steps(where: str | os.PathLike[str]) -> list[int]:
+        return group.broadcast("list of the steps", names.list_steps(where))
+
+    def use(path: pathlib.Path) -> Restored:
+        opened = open_together(path, verify=verify)
+        found: list[Restored] = []
+        together.run(
+            group,
+            f"reading of {path.name}",
+            lambda: found.append(restore_step(opened, targets, cast=cast)),
         )
-        return found and {
-            "step": found.step,
-            "skipped": [[skip.step, skip.reason] for skip in found.skipped],
-        }
+        return found[0]
 
-    chosen = together.run_on_writer(group, f"search for the newest step of {directory}", find)
-    if chosen is None:
-        return None
-    path = steps.find(directory, chosen["step"])
-    restored = restore_step(steps.open_step(path, verify="none"), targets, cast=cast)
-    skipped = [walkback.Skipped(step=step, reason=reason) for step, reason in chosen["skipped"]]
-    return dataclasses.replace(restored, skipped=skipped)
+    found = walkback.newest_usable(directory, use, list_steps=list_steps)
+    return found and dataclasses.replace(found.value, skipped=found.skipped)
+
+
+def open_together(
+    path: str | os.PathLike[str], *, verify: manifest.Verify = "full"
+) -> steps.OpenStep:
+    """Opens one step on all processes of the group, each of which checks a part of it.
+
+    Args:
+        path: The directory of the step; the same step on all.
+        verify: How much of it to check first.
+
+    Raises:
+        errors.DamagedError: On all, if one of them found it not whole.
+    """
+    group = hosts.current()
+    opened: list[steps.OpenStep] = []
+    together.run(
+        group,
+        f"check of {pathlib.Path(path).name}",
+        lambda: opened.append(
+            steps.open_step(path, verify=verify, part=(group.index, group.count))
+        ),
+    )
+    return opened[0]
 
 
 def restore_step(

@@ -42,13 +42,17 @@ class Found(Generic[T]):
 
 
 def newest_usable(
-    directory: str | os.PathLike[str], use: Callable[[pathlib.Path], T]
+    directory: str | os.PathLike[str],
+    use: Callable[[pathlib.Path], T],
+    *,
+    list_steps: Callable[[str | os.PathLike[str]], list[int]] = names.list_steps,
 ) -> Found[T] | None:
     """Applies `use` to the newest step, or to the newest one for which it works.
 
     Args:
         directory: A directory of steps.
         use: Reads a step; raises `errors.DamagedError` if the step is damaged.
+        list_steps: Gives the steps of a directory, lowest first.
 
     Returns:
         None if the directory holds no step, not even one put aside.
@@ -58,7 +62,7 @@ def newest_usable(
     """
     for _ in range(_N_RELISTS):
         skipped: list[Skipped] = []
-        for step in reversed(names.list_steps(directory)):
+        for step in reversed(list_steps(directory)):
             path = names.step_dir(directory, step)
             try:
                 return Found(value=use(path), step=step, skipped=skipped)
