@@ -108,7 +108,13 @@ def test_a_run_goes_on_from_its_own_checkpoints(tmp_path, capsys):
     found = read(tmp_path / "run", made(optax.adam(0.1)), f"--checkpoint_path={path}")
     assert_trees_equal(found.state.params, own.params)
     assert int(found.state.step) == 3
-    assert f"{path} is not used: this run has checkpoints of its own" in capsys.readouterr().out
+    said = f"--checkpoint_path={path} is not used: this run has checkpoints of its own"
+    assert said in capsys.readouterr().out
+    # What it once started from need not be there any more.
+    shutil.rmtree(path.parent)
+    found = read(tmp_path / "run", made(optax.adam(0.1)), f"--checkpoint_path={path}")
+    assert_trees_equal(found.state.params, own.params)
+    assert said in capsys.readouterr().out
 
 
 def test_a_best_checkpoint_is_continued_whole_unless_the_run_is_further(tmp_path):

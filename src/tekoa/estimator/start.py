@@ -10,6 +10,7 @@ import optax
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.estimator import restore
+from tekoa.estimator.config import UsageError
 from tekoa.estimator.run import Run
 from tekoa.extensions import files
 from tekoa.loop.task import Restored
@@ -47,22 +48,36 @@ class StartReader:
         given = self._config.checkpoint_path
         if given is None:
             return self._own(form)
-        path = restore.find_step(self._model_dir, given)
-        if path.resolve().is_relative_to(self._model_dir.resolve()):
-            step = steps.open_step(path).index.step
-            if step > max(names.list_steps(self._model_dir), default=-1):
-                return self._continued(path, form)
+        path = self._given(given)
+        if path is not None and self._is_ahead(path):
+            return self._continued(path, form)
         found = self._own(form)
-        if found is None:
+        if found is None and path is not None:
             return Restored(
                 state=lambda fresh: self._started(path, fresh), data_state=self._data_state
             )
         print(
-            f"{path} is not used: this run has checkpoints of its own. Choose another --model_dir "
-            "to start from there.",
+            f"--checkpoint_path={given} is not used: this run has checkpoints of its own. Choose "
+            "another --model_dir to start from there.",
             flush=True,
         )
         return found
+
+    def _given(self, given: str) -> pathlib.Path | None:
+        """The step asked for; a run that has its own may have outlived it."""
+        try:
+            return restore.find_step(self._model_dir, given)
+        except (UsageError, errors.StoreError):
+            if not names.list_steps(self._model_dir):
+                raise
+            return None
+
+    def _is_ahead(self, path: pathlib.Path) -> bool:
+        """Whether a step belongs to this run, and is newer than all that the run has."""
+        if not path.resolve().is_relative_to(self._model_dir.resolve()):
+            return False
+        step = steps.open_step(path).index.step
+        return step > max(names.list_steps(self._model_dir), default=-1)
 
     def _own(self, form: TrainState) -> Restored | None:
         newest = max(names.list_steps(self._model_dir), default=None)
