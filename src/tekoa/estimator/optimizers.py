@@ -16,7 +16,7 @@ import optax
 from tekoa.bridges import detect
 from tekoa.core import objective
 from tekoa.estimator.config import UsageError
-from tekoa.optim import amos, amos_helper, groups, rates, scale
+from tekoa.optim import amos, amos_helper, groups, scale
 
 _log = logging.getLogger("tekoa")
 
@@ -51,13 +51,11 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Makes the optimizer that a config names, and logs what of the config it uses.
 
-    Its rate, or those of its groups, can be read by `current_rates`.
-
     Args:
         opt_config: Has `optimizer`, and where they matter `learning_rate`, `momentum`, `beta`
             and `weight_decay`; None leaves each at the optimizer's own default, which for
             Amos is a rate of 1 / sqrt(n_batches). May have `groups`: other rates by pattern
-            over names of parameters, 'bias$=0.01; ^embed=freeze'.
+            over names of parameters, 'bias$=0.01; ^embed=freeze', which are logged.
         n_batches: Batches in the training data.
         find_scales: For Amos without `eta`: gives the table of scales, such as
             `lambda: scales_of(...)`. Called only if it is needed.
@@ -89,7 +87,7 @@ def make_optimizer(
     else:
         make, rate = _of_optax(name, settings)
     if not table:
-        return rates.rated(make, rate)
+        return make(rate)  # Its state is that of the original runner, whose steps go on here.
     _log.info("Rates by group: %s, and %.4g for the rest.", table, rate)
     return groups.groups({**table, ".*": rate}, make=make)
 
