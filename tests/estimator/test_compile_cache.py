@@ -127,3 +127,12 @@ def test_the_users_cache_directory_is_the_default(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert compile_cache.default_dir() == tmp_path / ".cache" / "tekoa" / "xla"
+
+
+def test_a_user_without_a_home_gets_a_line(monkeypatch, capsys):
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with compile_cache.opened(None):
+        assert compiled_sum(3) == 9
+    assert "Nothing compiled is kept" in capsys.readouterr().err

@@ -41,14 +41,14 @@ def opened(wanted: str | None) -> Iterator[None]:
     if wanted == OFF or (wanted is None and jax.config.jax_compilation_cache_dir):
         yield
         return
-    directory = default_dir() if wanted is None else pathlib.Path(wanted).expanduser().absolute()
-    directory /= _processor()
     try:
+        where = default_dir() if wanted is None else pathlib.Path(wanted).expanduser()
+        directory = where.absolute() / _processor()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         prune(directory)
         if not os.access(directory, os.W_OK):
             raise PermissionError(f"{directory} cannot be written")
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # The latter where there is no home.
         _say(f"Nothing compiled is kept: {error}. --compile_cache=DIR chooses another directory.")
         yield
         return
