@@ -59,7 +59,8 @@ class Placement:
             self._whole = jax.NamedSharding(layout.mesh, jax.P())
             self._rows = jax.NamedSharding(layout.mesh, layout.row_spec)
         # One CPU device: jit takes numpy arrays as they are, at less cost.
-        self._is_put = layout is not None or jax.default_backend() != "cpu"
+        is_one = layout is None or layout.mesh.size == 1
+        self._is_put = not is_one or jax.default_backend() != "cpu"
         self._has_warned = False
 
     @property
