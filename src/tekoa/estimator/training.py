@@ -20,7 +20,7 @@ from tekoa.loop import feed, train
 from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 from tekoa.loop.task import StopFlag
 from tekoa.optim import amos
-from tekoa.store import names, signals, steps
+from tekoa.store import leaves, names, signals
 
 KEEP_ALL = 10**9
 # Of a checkpoint whose validation was given up; the next start makes up for it.
@@ -93,7 +93,10 @@ def _begin(
     is_saved = loop.step in names.list_steps(run.model_dir)
     if not hosts.current().broadcast("is the first checkpoint there", is_saved):
         return base.serial(*stages, keeper)(checkpoint)
-    stored = steps.open_step(names.step_dir(run.model_dir, loop.step), verify="none").index
+    path = names.step_dir(run.model_dir, loop.step)
+    if not (path / names.INDEX).exists():
+        return None  # Another program's step.
+    stored = leaves.read_index(path)
     if not stored.meta.get("facts", {}).get(_OWED):
         return None
     told = {
