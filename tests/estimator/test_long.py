@@ -216,6 +216,43 @@ def test_a_config_that_was_not_returned_is_told():
         made.train_batches(0)
 
 
+def test_an_assertion_of_the_file_about_its_flags_is_a_message():
+    def load_config(flags):
+        assert flags.train_consecutive is not None, "Set --train_consecutive."
+
+    with pytest.raises(UsageError, match=r"made cannot run so: Set --train_consecutive\."):
+        program("train_pattern=dummy://", load_config=load_config).train_batches(0)
+
+
+class OfTensorFlow:
+    """What is used of a `tf.data.Dataset`."""
+
+    element_spec = "float32"
+
+    def __init__(self, values):
+        self._values = values
+
+    def as_numpy_iterator(self):
+        return iter(self._values)
+
+    def skip(self, n):
+        return OfTensorFlow(self._values[n:])
+
+
+@pytest.mark.parametrize("form", [list, OfTensorFlow, iter, lambda rows: {"x": np.float32(rows)}])
+def test_a_data_function_may_give_any_form(form):
+    rows = [float(i) for i in range(6)]
+    given = types.SimpleNamespace(train_data_fn=lambda filenames: form(rows))
+    made = program("train_pattern=dummy://", "train_batch_size=4", load_config=lambda flags: given)
+    batches = made.train_batches(seed=0)
+    found = [batch["x"] if isinstance(batch, dict) else batch for batch, _ in zip(batches, "ab")]
+    assert [batch.tolist() for batch in found] == [[0, 1, 2, 3], [4, 5, 0, 1]]
+    position = batches.state()
+    again = made.train_batches(seed=0)
+    again.restore(position)
+    np.testing.assert_equal(next(again), next(batches))
+
+
 def test_data_functions_get_what_the_original_gives_them():
     calls = []
 

@@ -202,7 +202,12 @@ class LongProgram:
         load = getattr(self._run.module, "load_config", None)
         if load is None:
             return self._run.settings
-        config = load(flags_for(self._run, self._mode))
+        try:
+            config = load(flags_for(self._run, self._mode))
+        except AssertionError as error:
+            if not str(error):
+                raise
+            raise UsageError(f"{self._run.module.__name__} cannot run so: {error}") from error
         if config is None:
             raise UsageError(
                 f"load_config of {self._run.module.__name__} gave None; it must return the config."
