@@ -23,7 +23,8 @@ def group(*programs):
         (["--processes=2"], "Which command"),
         (["--processes=two", "train"], "must be a number"),
         (["--processes=0", "train"], "must be a number"),
-        (["--process=2", "train"], "knows no --process"),
+        (["--process=2", "train"], "How many processes"),
+        (["--processes=2", "inspect", "runs"], "not 'inspect'"),
     ],
 )
 def test_mistakes_before_the_command_are_told(words, told):
@@ -35,6 +36,11 @@ def test_flags_after_the_command_are_not_the_launchers():
     options, command = launch.parse(["--devices=4", "--processes=2", "train", "x", "--devices=1"])
     assert (options.processes, options.devices) == (2, 4)
     assert command == ["train", "x", "--devices=1"]
+
+
+def test_the_original_form_can_be_launched():
+    _, command = launch.parse(["--processes=2", "--module_imp=mnist", "--train_pattern=x"])
+    assert command == ["--module_imp=mnist", "--train_pattern=x"]
 
 
 def test_two_free_ports_in_a_row():

@@ -96,6 +96,10 @@ def _run(command: Callable[[], int]) -> int:
 def _help(arguments: Sequence[str]) -> str:
     """All that there is, or what belongs to the command that was named."""
     named = [word for word in arguments if word in _COMMANDS]
+    if arguments and arguments[0] == "launch" and not named:
+        from tekoa.estimator import launch
+
+        return f"Usage: {launch.USAGE}\n\n{launch.__doc__}"
     if not named:
         return _USAGE + flags.help_text()
     lines = [line for line in _USAGE.splitlines() if line.startswith(f"  {named[0]} ")]
@@ -106,10 +110,10 @@ def _command(words: list[str]) -> Callable[[list[str], flags.RunConfig], int]:
     if not words:
         return _by_flags
     if words[0] not in _COMMANDS:
-        close = difflib.get_close_matches(words[0], _COMMANDS, n=1)
+        close = difflib.get_close_matches(words[0], [*_COMMANDS, "launch"], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise flags.UsageError(
-            f"There is no command {words[0]!r}.{hint} Commands are: {', '.join(_COMMANDS)}."
+            f"There is no command {words[0]!r}.{hint} Commands are: {', '.join(_COMMANDS)}, launch."
         )
     return _COMMANDS[words[0]]
 

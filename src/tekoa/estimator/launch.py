@@ -24,6 +24,7 @@ from tekoa.core.hosts import EXIT_PEER_LOST
 from tekoa.estimator.config import UsageError
 
 USAGE = "tekoa launch --processes=N [--devices=M] [--grace=SECONDS] COMMAND [MODEL] [--flags]"
+_COMMANDS = ("train", "eval", "eval_wait", "predict")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # JAX's collectives on CPU greet one another, several at a time in one line.
 _NOISE = b" peer ranks"
@@ -82,10 +83,8 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     found: dict[str, int] = {}
     rest = list(arguments)
     names = [field.name for field in dataclasses.fields(Options)]
-    while rest and rest[0].startswith("-"):
-        name, equals, text = rest.pop(0).lstrip("-").partition("=")
-        if name not in names:
-            raise UsageError(f"launch knows no --{name} before the command: {USAGE}.")
+    while rest and rest[0].startswith("--") and rest[0][2:].partition("=")[0] in names:
+        name, equals, text = rest.pop(0)[2:].partition("=")
         text = text if equals else (rest.pop(0) if rest else "")
         if not text.isdigit() or int(text) < 1:
             raise UsageError(f"--{name} must be a number of 1 or more, got {text!r}.")
@@ -94,6 +93,8 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         raise UsageError(f"How many processes? {USAGE}.")
     if not rest:
         raise UsageError(f"Which command is to be launched? {USAGE}.")
+    if not rest[0].startswith("-") and rest[0] not in _COMMANDS:
+        raise UsageError(f"launch runs one of {', '.join(_COMMANDS)}, not {rest[0]!r}.")
     return Options(**found), rest
 
 
