@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from tekoa.core import rules, trees
-from tekoa.optim import amos_shapes
+from tekoa.optim import amos_shapes, squares
 
 ScheduleOrFloat = float | jax.Array | Callable[[jax.Array], Any]
 
@@ -151,20 +151,27 @@ def scale_by_amos(
             theta, grad = jnp.asarray(param, dtype), jnp.asarray(g, dtype)
             eta = jnp.asarray(amos_shapes.eta_of(eta_fn, name, theta.shape), dtype)
             # The letters are the paper's: theta, g, v, b, eta, xi, gamma, D.
-            g2 = _reduced_mean(jnp.square(grad), v.shape)
+            g2 = squares.mean_of_squares(grad, v.shape)
             v = (beta * v + (1 - beta) * g2).astype(dtype)
             floored, shrink = jnp.maximum(v, epsilon), 1 + c_coef * jnp.sqrt(xi) * b
             gamma = xi**2 * unbias * g2 / floored * jax.lax.rsqrt(shrink)
-            D = 1 / (1 + d_coef * jnp.sqrt(xi * eta) * b)
-            decay = D * (0.5 * gamma + extra_l2)
-            rate = D * (xi * eta * jnp.sqrt(unbias)) * jax.lax.rsqrt(floored)
-            delta = -decay * theta - rate * grad
+            one_by_D = 1 + d_coef * jnp.sqrt(xi * eta) * b
+            decay = 0.5 * gamma + extra_l2
+            rate = xi * eta * jnp.sqrt(unbias) * jax.lax.rsqrt(floored)
+            if v.shape == theta.shape:
+                delta = -(decay * theta + rate * grad) / one_by_D
+            else:
+                # Quotients of small slots are stored by XLA; products it would repeat for
+                # every number of the variable.
+                decay, rate = decay / one_by_D, rate / one_by_D
+                delta = -decay * theta - rate * grad
+            delta = delta.astype(jnp.result_type(g))
             # Gamma once more, spelled so that XLA does not share it with the update: what
             # two outputs share is stored at full size on CPU, which took most of the time.
             b = b + (1 + b) * (xi**2 * unbias * g2) / (floored * jnp.sqrt(shrink))
-            delta = delta.astype(jnp.result_type(g))
-            if b.shape == theta.shape:
-                b = _computed_after(param + delta, b)
+            readers = param + delta if v.shape == theta.shape else decay + rate
+            if readers.shape == b.shape:  # Else a scale (eta) has more axes than the slots.
+                b = _computed_after(readers, b)
             return delta, v, b.astype(dtype)
 
         return _map_slots(one, updates, state._replace(count=count), params)
@@ -241,19 +248,11 @@ def _map_slots(
     return new[0], ScaleByAmosState(state.count, new[1], new[2])
 
 
-def _reduced_mean(x: jax.Array, slot_shape: tuple[int, ...]) -> jax.Array:
-    """Averages over the axes that the slot does not have, or has at size 1."""
-    aligned = (1,) * (x.ndim - len(slot_shape)) + slot_shape
-    axes = [i for i, (n, m) in enumerate(zip(x.shape, aligned)) if m == 1 and n != 1]
-    mean = jnp.mean(x, axis=tuple(axes), keepdims=True) if axes else x
-    return mean.reshape(slot_shape)
-
-
 def _computed_after(first: jax.Array, b: jax.Array) -> jax.Array:
     """Gives b, or NaN where `first` is NaN; so XLA must compute `first` first.
 
-    The old b is read by both the new parameters and the new b. Knowing which comes first,
-    XLA writes the new b over the old one, and need not copy every old b beforehand.
+    The old b is read by `first` and by the new b. Knowing which comes first, XLA writes the
+    new b over the old one, and need not copy every old b beforehand.
     """
     return jnp.where(jnp.isnan(first), jnp.nan, b)
 
