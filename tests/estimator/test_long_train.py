@@ -13,6 +13,7 @@ from tekoa.estimator import MeanMetrics, TrainState
 from tekoa.estimator.long_train import OwnTraining
 from tekoa.extensions import files
 from tekoa.loop.train import TrainLoop
+from tekoa.store import t5x
 from tekoa.testing import assert_trees_equal, count_compilations
 
 DATA = [np.random.default_rng(i).normal(size=(4, 2)).astype(np.float32) for i in range(12)]
@@ -118,6 +119,24 @@ def test_both_formats_hold_all_of_the_state(tmp_path, layout):
     writer.close()
     again = loop(init=files.CheckpointFileReader(tmp_path, target=None))
     assert_trees_equal(again.state, expected.state)
+
+
+@pytest.mark.parametrize("save_mutable", [False, True])
+def test_the_t5x_format_has_the_names_of_the_original(tmp_path, save_mutable):
+    def get(config, rng):
+        state, tx = get_train_state(config, rng), optax.adam(0.1)
+        return state.replace(save_mutable=save_mutable, tx=tx, opt_state=tx.init(state.params))
+
+    writer = files.CheckpointFileWriter(tmp_path, layout="t5x")
+    writer(loop(made(get_train_state=get)).next_checkpoint())
+    writer.close()
+    tree = t5x.read_tree(tmp_path / "checkpoint_5")
+    assert list(tree["target"]) == ["place"]
+    assert int(tree["state"]["step"]) == 5
+    assert set(tree["state"]["param_states"]["0"]) == {"count", "mu", "nu"}
+    assert ("flax_mutables" in tree) == save_mutable
+    if save_mutable:
+        assert list(tree["flax_mutables"]["memory"]) == ["last"]
 
 
 def test_a_number_that_is_not_finite_stops_at_the_last_good_state():
