@@ -33,7 +33,7 @@ def test_the_first_rule_that_matches_wins_and_the_rest_is_whole():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (("data", None, "model"), r"'a/w' has 3 entries.*array has 2 dimensions, \(6, 8\)"),
+        (("data", None, "model"), r"'a/w' has 3 entries.*shape is \(6, 8\)"),
         (("model",), r"'a/w' of shape \(6, 8\) splits 6 into 4 parts over 'model'"),
     ],
 )

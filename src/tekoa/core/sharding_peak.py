@@ -7,7 +7,6 @@ it mostly stays below the estimate.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,7 +46,7 @@ def peak_bytes(
     """
     traced = jax.make_jaxpr(fn)(*args)
     leaves = zip(jax.tree.leaves(specs), jax.tree.leaves(args), strict=True)
-    return _peak(traced.jaxpr, [_split(spec, x.ndim) for spec, x in leaves], sizes)[1]
+    return _peak(_opened(traced), [_split(spec, x.ndim) for spec, x in leaves], sizes)[1]
 
 
 @dataclasses.dataclass(eq=False)
@@ -114,7 +113,7 @@ def _inlined(jaxpr: core.Jaxpr, inputs: list[_Value], found: list[_Operation]) -
     for eqn in jaxpr.eqns:
         given = [value_of(atom) for atom in eqn.invars]
         inner: Any = next((eqn.params[key] for key in _CALLS if key in eqn.params), None)
-        inner = getattr(inner, "jaxpr", inner)
+        inner = _opened(inner)
         is_call = eqn.primitive.name not in ("scan", "while", "cond")
         if is_call and isinstance(inner, core.Jaxpr) and len(inner.invars) == len(given):
             made = _inlined(inner, given, found)
@@ -149,10 +148,9 @@ def _with_sources(operations: list[_Operation], results: list[_Value]) -> set[_V
     own = set(results)
     for operation in reversed(operations):
         if operation.name == "scan":
-            carries = operation.inputs[operation.params["num_consts"] :]
-            pairs = zip(carries, operation.outputs, strict=False)
-            n_carry = operation.params["num_carry"]
-            own.update(given for given, made in itertools.islice(pairs, n_carry) if made in own)
+            carries, _ = _of_scan(operation)
+            pairs = zip(operation.inputs[carries], operation.outputs, strict=False)
+            own.update(given for given, made in pairs if made in own)
         elif operation.name in _CHEAP and own.intersection(operation.outputs):
             n = math.prod(operation.outputs[0].aval.shape)
             sources = (v for v in operation.inputs if math.prod(getattr(v.aval, "shape", ())) == n)
@@ -164,21 +162,40 @@ def _set_splits(operation: _Operation, sizes: Sizes) -> None:
     given, params = [value.split for value in operation.inputs], operation.params
     match operation.name:
         case "scan":
-            n, n_carry = params["num_consts"] + params["num_carry"], params["num_carry"]
-            inner = [*given[:n], *(split[1:] for split in given[n:])]
-            found, operation.inside = _peak(params["jaxpr"].jaxpr, inner, sizes)
+            carries, n_carry = _of_scan(operation)
+            inner = [*given[: carries.stop], *(split[1:] for split in given[carries.stop :])]
+            found, operation.inside = _peak(_opened(params["jaxpr"]), inner, sizes)
             splits = [*found[:n_carry], *(((), *split) for split in found[n_carry:])]
         case "while":
             body = given[params["cond_nconsts"] :]
-            splits, operation.inside = _peak(params["body_jaxpr"].jaxpr, body, sizes)
+            splits, operation.inside = _peak(_opened(params["body_jaxpr"]), body, sizes)
         case "cond":
-            both = [_peak(branch.jaxpr, given[1:], sizes) for branch in params["branches"]]
+            both = [_peak(_opened(branch), given[1:], sizes) for branch in params["branches"]]
             splits, operation.inside = both[0][0], max(peak for _, peak in both)
         case name:
             rule = _RULES.get(name, _alike)
             splits = [rule(operation, out) for out in operation.outputs]
     for value, split in zip(operation.outputs, splits, strict=True):
         value.split = _fitting(split, getattr(value.aval, "shape", ()), sizes)
+
+
+def _of_scan(operation: _Operation) -> tuple[slice, int]:
+    """Which inputs are carried from turn to turn, and how many; by shapes, as names vary."""
+    inner = _opened(operation.params["jaxpr"])
+    n_carry = sum(
+        len(var.aval.shape) == len(value.aval.shape)
+        for var, value in zip(inner.outvars, operation.outputs, strict=True)
+    )
+    n_rows = sum(
+        len(var.aval.shape) < len(value.aval.shape)
+        for var, value in zip(inner.invars, operation.inputs, strict=True)
+    )
+    stop = len(operation.inputs) - n_rows
+    return slice(stop - n_carry, stop), n_carry
+
+
+def _opened(jaxpr: Any) -> core.Jaxpr:
+    return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def _split_backwards(operation: _Operation, sizes: Sizes) -> None:

@@ -198,7 +198,7 @@ def _checked(spec: jax.P, name: trees.Name, shape: Shape, sizes: Sizes) -> jax.P
     if len(spec) > len(shape):
         raise LayoutError(
             f"The rule for {'/'.join(name)!r} has {len(spec)} entries, {tuple(spec)}, but the "
-            f"array has {len(shape)} dimensions, {shape}."
+            f"array's shape is {shape}."
         )
     for entry, dim in zip(spec, shape, strict=False):
         if dim % _n_parts(entry, sizes):
