@@ -78,3 +78,12 @@ def apply_all(params, x):
     for w in params.values():
         x = jnp.tanh(x @ w)
     return x
+
+
+def test_a_model_is_made_in_its_shards():
+    fns = tekoa.as_model_fns(lambda rng: {"w": jax.random.normal(rng, (16, 4))}, lambda params: 0)
+    layout = tekoa.Layout(mesh=tekoa.make_mesh(fsdp=8), rules="fsdp")
+    params, variables = Placement(layout).new_model(fns, ())
+    assert {shard.data.shape for shard in params["w"].addressable_shards} == {(2, 4)}
+    np.testing.assert_array_equal(params["w"], Placement(None).new_model(fns, ())[0]["w"])
+    assert variables == {}

@@ -9,15 +9,20 @@ import jax.numpy as jnp
 
 from tekoa.core import hosts, objective
 from tekoa.core.model import ModelFns
+from tekoa.core.sharding import Layout
 from tekoa.core.state import TrainState, healthy
 from tekoa.core.trees import PyTree
 from tekoa.estimator.config import UsageError
 from tekoa.loop.checkpoint import Summary
+from tekoa.loop.placement import Placement
 from tekoa.store import names, restoring, steps, together, walkback
 
 
 def for_evaluation(
-    path: str | os.PathLike[str] | None, fns: ModelFns, inputs: tuple[Any, ...]
+    path: str | os.PathLike[str] | None,
+    fns: ModelFns,
+    inputs: tuple[Any, ...],
+    layout: Layout | None = None,
 ) -> Summary:
     """Reads the parameters (the average, where there is one) and variables of a step.
 
@@ -25,11 +30,12 @@ def for_evaluation(
         path: The directory of one step; None leaves the model as initialised.
         fns: The model.
         inputs: Sample inputs.
+        layout: The mesh that arrays are read onto, each shard where it belongs.
 
     Raises:
         errors.MismatchError: If the step does not fit the model, with all differences.
     """
-    params, variables = fns.init(jax.random.key(0), inputs)
+    params, variables = Placement(layout).new_model(fns, inputs)
     variables, carry = objective.without_carry(variables)
     step = 0
     if path is not None:

@@ -97,7 +97,7 @@ class ShortProgram:
         sample = experiment.split(next(iter(self._passes("eval"))))[0]
 
         def run(path: str | None, stop_flag: Any) -> dict[str, float]:
-            checkpoint = restore.for_evaluation(path, fns, sample)
+            checkpoint = restore.for_evaluation(path, fns, sample, self._layout)
             loop = self._evaluation("eval", experiment, fns, experiment.metrics, stop_flag)
             return experiment.finished(loop(checkpoint).metrics["eval"])
 
@@ -120,7 +120,7 @@ class ShortProgram:
             placed = place.batch(batch)
             if checkpoint is None:
                 inputs = experiment.split(batch)[0]
-                checkpoint = restore.for_evaluation(path, fns, inputs)
+                checkpoint = restore.for_evaluation(path, fns, inputs, self._layout)
                 state = checkpoint.state
                 params, variables = place.model(
                     fns,

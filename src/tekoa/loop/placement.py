@@ -115,6 +115,18 @@ class Placement:
         """Puts a state of the form that was fitted where it belongs."""
         return state if self._state is None else _put(state, self._state)
 
+    def new_model(
+        self, fns: ModelFns, inputs: tuple[Any, ...]
+    ) -> tuple[PyTree, Mapping[str, PyTree]]:
+        """Makes a model's arrays, each shard where it belongs."""
+        rng = jax.random.key(0)
+        # Among processes inputs differ: each makes the whole, and `model` spreads it.
+        if self.layout is None or self.spans_processes:
+            return fns.init(rng, inputs)
+        params, variables = jax.eval_shape(fns.init, rng, inputs)
+        where = self.model_shardings(fns, params, variables, inputs)
+        return jax.jit(fns.init, out_shardings=where)(rng, inputs)
+
     def model(
         self, fns: ModelFns, params: PyTree, variables: Variables, inputs: tuple[Any, ...]
     ) -> tuple[PyTree, dict[str, PyTree]]:
