@@ -113,6 +113,8 @@ class Hub:
                 else:
                     peer.n_silent_ticks = 0
                     self._receive(peer, message)
+        except asyncio.CancelledError:
+            return  # The hub is being closed.
         except (OSError, ValueError) as error:
             _log.warning("a connection of the group broke: %s", error)
         finally:
@@ -133,7 +135,7 @@ class Hub:
         elif not 0 <= index < n:
             reason = f"{n} processes are numbered 0 to {n - 1}, and this is {who}"
         if reason is not None:
-            _send(writer, {"refused": f"The processes do not fit together: {reason}."})
+            _write(writer, _line({"refused": f"The processes do not fit together: {reason}."}))
             return None
         peer = self._peers[index] = _Peer(index, who, writer)
         if len(self._peers) == self._n:
@@ -227,7 +229,7 @@ class Hub:
         self._is_over = True
         others = [peer for peer in self._peers.values() if peer.index != 0]
         for peer in others:
-            _send(peer.writer, message)
+            _write(peer.writer, _line(message))
         heard = [peer for peer in others if peer.index != but]
         self._last_words = self._loop.create_task(self._end_own(message, heard))
 
@@ -237,13 +239,18 @@ class Hub:
             if not any(peer.is_connected for peer in others):
                 break
             await asyncio.sleep(0.1)
-        _send(self._peers[0].writer, message)
+        _write(self._peers[0].writer, _line(message))
 
     def _tell(self, message: dict[str, Any]) -> None:
+        line = _line(message)
         for peer in self._peers.values():
-            _send(peer.writer, message)
+            _write(peer.writer, line)
 
 
-def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _write(writer: asyncio.StreamWriter, line: bytes) -> None:
     if not writer.is_closing():
-        writer.write(json.dumps(message).encode() + b"\n")
+        writer.write(line)
