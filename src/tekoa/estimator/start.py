@@ -115,7 +115,8 @@ class StartReader:
                 state = state.replace(opt_state=opt_state)
             if "average" in lacking:
                 state = state.replace(average=_copies(state.params, fresh.average))
-            print(f"{path} has no {', '.join(lacking)}: that starts anew.", flush=True)
+            anew = ", ".join(item for item in lacking if item != "step")
+            print(f"{path} has no {anew}: that starts anew.", flush=True)
             return state
 
         return Restored(
