@@ -116,7 +116,8 @@ class StartReader:
             if "average" in lacking:
                 state = state.replace(average=_copies(state.params, fresh.average))
             anew = ", ".join(item for item in lacking if item != "step")
-            print(f"{path} has no {anew}: that starts anew.", flush=True)
+            if anew:
+                print(f"{path} has no {anew}: that starts anew.", flush=True)
             return state
 
         return Restored(
