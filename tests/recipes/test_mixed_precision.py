@@ -22,11 +22,22 @@ def test_the_model_runs_in_bfloat16_and_nothing_in_float64(toy):
     x, y = toy.data(1)[0]
     state = tekoa.init_state(fns, tx, jax.random.key(0), inputs=(x,))
     step = tekoa.make_train_step(fns, toy.loss, tx, precision="bf16")
-    text = str(jax.make_jaxpr(step)(state, (x, y)))
-    products = [line for line in text.splitlines() if "dot_general" in line]
-    assert len(products) >= 4
-    assert all("bf16" in line for line in products)
-    assert "f64" not in text
+    found = list(equations(jax.make_jaxpr(step)(state, (x, y))))
+    made = [eqn.outvars[0].aval for eqn in found if "dot_general" in str(eqn.primitive)]
+    # Those that make matrices are the model's; norms are products too.
+    products = [aval.dtype.name for aval in made if aval.ndim == 2]
+    # Two layers: forwards, and backwards to three of four factors.
+    assert products == ["bfloat16"] * 5
+    assert not any(var.aval.dtype == "float64" for eqn in found for var in eqn.outvars)
+
+
+def equations(jaxpr):
+    """All equations, those inside of others too."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
 
 
 @pytest.mark.slow

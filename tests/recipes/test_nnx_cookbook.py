@@ -177,7 +177,7 @@ def test_optimizer_of_a_ghost_model_is_sharded_otherwise(make):
         losses = []
         for _ in range(3):
             losses.append(float(step(model, optimizer, *data)))
-            model = reshard(model, P(None, None))
+            model = reshard(model, P())
         slots = [x for x in jax.tree.leaves(optimizer.opt_state) if x.shape == (8, 8)]
         assert all(str(x.sharding.spec) == str(P("x", "y")) for x in slots)
         assert model.layers[1].kernel[...].sharding.is_fully_replicated
