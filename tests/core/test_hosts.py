@@ -1,4 +1,3 @@
-import socket
 import threading
 
 import pytest
@@ -35,30 +34,6 @@ def test_processes_that_do_not_agree_are_told_who():
 
 def test_only_process_0_gives_the_value():
     assert hosts.Hosts(index=1, count=2, link=Fake([5, None])).broadcast("seed", 9) == 5
-
-
-@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:x", "host:99999"])
-def test_an_address_that_is_none_is_an_error(address):
-    with pytest.raises(hosts.HostsError, match="host:port"):
-        hosts.join(address, 2, 1)
-
-
-@pytest.mark.parametrize(("n", "index"), [(None, 0), (2, None), (2, 2), (2, -1)])
-def test_a_group_needs_numbers(n, index):
-    with pytest.raises(hosts.HostsError, match="num_processes"):
-        hosts.join("127.0.0.1:80", n, index)
-
-
-@pytest.mark.parametrize("offset", [0, 1])
-def test_a_port_that_is_taken_is_an_error(offset):
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        # The port before may be taken as well, by another program.
-        told = f"Port ({port}|{port - offset}) cannot be listened at"
-        with pytest.raises(hosts.HostsError, match=told):
-            hosts.join(f"127.0.0.1:{port - offset}", 2, 0)
 
 
 def test_a_lost_peer_ends_the_process_with_its_code(monkeypatch, capsys):

@@ -9,32 +9,20 @@ notices a process that died or is stuck, and ends the others with `EXIT_PEER_LOS
 One process alone is a group too, and asks nobody.
 """
 
-import contextlib
-import ctypes
 import dataclasses
-import logging
 import os
-import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tekoa.core import hosts_hub, hosts_link
+from tekoa.core import hosts_link, hosts_start
+from tekoa.core.hosts_start import HostsError as HostsError
 
 # As sysexits' EX_UNAVAILABLE: what the program needs, here another process, is not there.
 EXIT_PEER_LOST = 69
-# From the slowest process's start of an exchange to the fastest one's.
+# How long the first may wait for the last: a large part of a save takes its time.
 EXCHANGE_SECONDS = 1800.0
 AUTO = "auto"
-
-_log = logging.getLogger("tekoa.hosts")
-
-
-class HostsError(RuntimeError):
-    """Processes that do not come together: a wrong number, a port that is taken."""
-
-    exit_code = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,127 +152,25 @@ def join(
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     times = {"timeout_seconds": timeout_seconds, "start_timeout_seconds": start_timeout_seconds}
     if address == AUTO:
-        _initialise(times)
+        hosts_start.initialise_jax(times)
         size, number = jax.process_count(), jax.process_index()
-        link = _link(_announced(number, size, times), number, size, times)
+        link = _link(hosts_start.announce_hub(number, size, times), number, size, times)
     else:
-        size, number = _numbers(n_processes, index)
-        host, port = _parsed(address)
+        size, number = hosts_start.check_numbers(n_processes, index)
+        host, port = hosts_start.parse_address(address)
         if number == 0:
-            _check_port(port)
-            _start_hub(port + 1, size, times)
+            hosts_start.check_port(port)
+            hosts_start.start_hub(port + 1, size, times)
         link = _link([(host, port + 1)], number, size, times)
         _joined[:] = [Hosts(index=number, count=size, link=link)]
-        _initialise(times, coordinator_address=address, num_processes=size, process_id=number)
-    _delay_aborts()
-    _connect_devices()
+        hosts_start.initialise_jax(
+            times, coordinator_address=address, num_processes=size, process_id=number
+        )
+    hosts_start.delay_aborts()
+    hosts_start.connect_devices()
     hosts = Hosts(index=number, count=size, link=link)
     _joined[:] = [hosts]
     return hosts
-
-
-def _connect_devices() -> None:
-    """Lets collectives on CPU greet one another now, and not on standard output."""
-    import jax
-    import numpy as np
-
-    if jax.default_backend() != "cpu":
-        return
-    devices = jax.devices()
-    rows = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("rows",)), jax.P("rows"))
-    ones = jax.make_array_from_callback((len(devices),), rows, lambda part: np.ones(1, np.int32))
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        jax.block_until_ready(jax.jit(lambda x: x.sum())(ones))
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
-def _initialise(times: dict[str, float], **where: Any) -> None:
-    import jax
-
-    try:
-        jax.distributed.initialize(
-            **where,
-            initialization_timeout=round(times["start_timeout_seconds"]),
-            # JAX aborts without a code of ours: it must notice later than we do.
-            heartbeat_timeout_seconds=round(3 * times["timeout_seconds"]) + 60,
-        )
-    except (RuntimeError, ValueError) as error:
-        raise HostsError(f"JAX cannot join the processes: {error}") from error
-
-
-def _numbers(n_processes: int | None, index: int | None) -> tuple[int, int]:
-    if n_processes is None or index is None or not 0 <= index < n_processes:
-        raise HostsError(
-            "A group needs its size and this process's number: --num_processes=N and "
-            f"--process_id=0 to N-1, got {n_processes} and {index}."
-        )
-    return n_processes, index
-
-
-def _parsed(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16 - 1:
-        raise HostsError(
-            f"--coordinator_address must be 'host:port' of process 0, or 'auto', got {address!r}."
-        )
-    return host.strip("[]"), int(port)
-
-
-def _check_port(port: int) -> None:
-    """JAX would say no more than that its server did not start."""
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-    except OSError as error:
-        raise _taken(port, error) from error
-
-
-def _taken(port: int, error: OSError) -> HostsError:
-    return HostsError(
-        f"Port {port} cannot be listened at: {os.strerror(error.errno or 0)}. Process 0 needs "
-        "the port of --coordinator_address and the next one; another run, or a second process "
-        "0, has it. Choose another port, the same for all processes."
-    )
-
-
-def _start_hub(port: int, n_processes: int, times: dict[str, float]) -> hosts_hub.Hub:
-    try:
-        return hosts_hub.Hub(
-            "", port, n_processes=n_processes, timeout_seconds=times["timeout_seconds"]
-        )
-    except OSError as error:
-        raise _taken(port, error) from error
-
-
-def _announced(index: int, n_processes: int, times: dict[str, float]) -> list[tuple[str, int]]:
-    """Where process 0's hub is, told over JAX's devices: its address is not public."""
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    text = np.zeros(256, np.uint8)
-    if index == 0:
-        hub = _start_hub(0, n_processes, times)
-        body = f"{_own_address()} {socket.getfqdn()} {hub.port}".encode()
-        text[: len(body)] = np.frombuffer(body, np.uint8)
-    told = bytes(np.asarray(multihost_utils.broadcast_one_to_all(text))).rstrip(b"\0").decode()
-    *names, port = told.split()
-    return [(name, int(port)) for name in (["127.0.0.1"] if index == 0 else names)]
-
-
-def _own_address() -> str:
-    """The address under which this machine is seen by others; nothing is sent to find it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return probe.getsockname()[0]
 
 
 def _link(
@@ -308,15 +194,3 @@ def _end(reason: str) -> None:
         flush=True,
     )
     os._exit(EXIT_PEER_LOST)
-
-
-def _delay_aborts() -> None:
-    """Lets `_end` come first where JAX aborts because process 0 is gone.
-
-    The handler of SIGABRT is the C function `sleep`, which takes the signal's number, 6,
-    for seconds: no Python runs in it, and an abort for any other reason is only later.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.signal.restype = ctypes.c_void_p
-        libc.signal(int(signal.SIGABRT), libc.sleep)
