@@ -117,9 +117,11 @@ class Dispatcher:
         """Seconds per step over a round, the stacking of batches included."""
         leaves = jax.block_until_ready(copied(leaves))
         start = time.perf_counter()
-        for _ in range(n_steps // len(group)):
+        for i in range(n_steps // len(group)):
             run, batch = self.program(group)
-            leaves, _ = run(leaves, batch)
+            leaves, outputs = run(leaves, batch)
+            if i == 0:
+                jax.block_until_ready(outputs)
             if time.perf_counter() - start > 1:
                 jax.block_until_ready(leaves)
                 return 1.0  # Too long by far; no need to know by how much.

@@ -9,6 +9,7 @@ import jax
 from tekoa.core import guard
 from tekoa.core.state import StepOutput, TrainState, healthy
 from tekoa.core.trees import PyTree
+from tekoa.loop import pace
 from tekoa.loop.dispatch import Dispatcher, copied
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import FlatStep, Form, Leaves, Outputs
@@ -65,7 +66,9 @@ class Runner:
         stop_flag: StopFlag | None,
     ):
         self._now: list[tuple[Leaves, Outputs]] = [(form.leaves(state), [])]
+        self._pace = pace.Pace()
         self._is_held = False
+        self._compiled: set[FlatStep] = set()
         self._form = form
         self._feed, self._place, self.stop_flag = feed, place, stop_flag
         self._dispatcher, self._last = dispatcher, last
@@ -160,14 +163,18 @@ class Runner:
                 self.is_exhausted = True
 
     def _run(self, group: list[Any], is_last: bool) -> None:
-        if self._is_held:
-            # Someone holds the arrays that the next step would overwrite.
-            self._now[:] = [(copied(self._now[0][0]), [])]
-            self._is_held = False
         run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
+        leaves = self._now[0][0]
+        # Someone holds the arrays that the next step would overwrite; or the program is yet to
+        # be compiled, and an interrupt of that must leave them.
+        if self._is_held or run not in self._compiled:
+            leaves = copied(leaves)
         # In one piece of C code: an interrupt between the call and an assignment would lose
         # the new state, while the old one's arrays are gone already.
-        self._now[:] = map(run, [self._now[0][0]], [batch])
+        self._now[:] = map(run, [leaves], [batch])
+        self._is_held = False
+        self._compiled.add(run)
+        self._pace.sent(self._now[0][1][0])
 
 
 def read(
