@@ -246,3 +246,22 @@ def test_mistakes_in_the_call_are_told_at_once(options, message):
 def test_a_model_is_not_adapted_twice():
     with pytest.raises(ValueError, match="adapted twice"):
         lora(lora(NnxModel())).init(jax.random.key(0), (X,))
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
+def test_the_base_is_split_over_a_mesh_as_the_model_would_be():
+    init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+    model = lora(nn.Dense(16, kernel_init=init), rank=1)
+    layout = tekoa.Layout(
+        mesh=tekoa.make_mesh(data=2, model=4), logical_axis_rules=[("mlp", "model")]
+    )
+    task = tekoa.TrainTask(
+        optimizer=optax.adam(0.1),
+        loss=lambda out, y: jnp.mean((out - y) ** 2),
+        data=[(X, np.zeros((16, 16), np.float32))] * 2,
+    )
+    loop = tekoa.TrainLoop(model, task, n_steps=2, layout=layout, grads=False)
+    (checkpoint,) = loop
+    kernel = checkpoint.model_state["frozen"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (8, 4)
+    assert checkpoint.model_params["kernel"]["lora_a"].sharding.is_fully_replicated

@@ -93,7 +93,13 @@ def lora(
         whole, rest = _merged(params, variables, scale)
         return whole if inner.merge is None else inner.merge(whole, rest)
 
-    return ModelFns(init=init_fn, apply=apply_fn, merge=merge)
+    def axes_fn(rng: Any, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
+        """Weights keep their axes where they are now; adapters are small and have none."""
+        found = {} if inner.axes is None else dict(inner.axes(rng, inputs))
+        own = {name[1:]: axes for name, axes in found.items() if name[0] == "params"}
+        return {**found, **{(FROZEN, *name): axes for name, axes in own.items()}}
+
+    return ModelFns(init=init_fn, apply=apply_fn, merge=merge, axes=axes_fn)
 
 
 def _scale(rank: int, alpha: float | None) -> float:
