@@ -391,9 +391,9 @@ def test_an_interrupt_leaves_a_loop_that_goes_on(line):
     interrupts = [0.2, 0.05, 0.01]
     for seconds in interrupts:
         timer = threading.Timer(seconds, signal.raise_signal, (signal.SIGINT,))
-        timer.start()
         try:
             with pytest.raises(KeyboardInterrupt):
+                timer.start()
                 run_for_long(loop)
         finally:
             timer.join()
