@@ -120,8 +120,6 @@ def scale_by_amos(
         _check_range(name, value, 0, np.inf)
 
     def init(params: trees.PyTree) -> ScaleByAmosState:
-        record = _record.get()
-
         def slot(name: trees.Name, param: Any) -> jax.Array:
             eta = amos_shapes.eta_of(eta_fn, name, jnp.shape(param))
             if record is not None:
@@ -200,6 +198,12 @@ def recorded_scales() -> Iterator[dict[str, float]]:
         yield found
     finally:
         _record.reset(token)
+
+
+def _note_scale(name: trees.Name, eta: np.ndarray) -> None:
+    record = _record.get()
+    if record is not None:
+        record["/".join(name)] = float(np.sqrt(np.mean(np.square(eta, dtype=np.float64))))
 
 
 def _in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformation:
