@@ -5,6 +5,7 @@ None of it belongs to a recipe: with a model and data of one's own it falls away
 
 import argparse
 import dataclasses
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -118,6 +119,8 @@ def main(run: Callable[[], Curves], about: str | None, n_devices: int | None = N
     )
     parser.add_argument("--plot", metavar="FILE", help="write the curves as a picture, say a .png")
     plot = parser.parse_args().plot
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     if n_devices is not None:
         jax.config.update("jax_num_cpu_devices", n_devices)
     curves = run()
