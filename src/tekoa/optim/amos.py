@@ -121,9 +121,7 @@ def scale_by_amos(
 
     def init(params: trees.PyTree) -> ScaleByAmosState:
         def slot(name: trees.Name, param: Any) -> jax.Array:
-            eta = amos_shapes.eta_of(eta_fn, name, jnp.shape(param))
-            if record is not None:
-                record["/".join(name)] = float(np.sqrt(np.mean(np.square(eta, dtype=np.float64))))
+            _note_scale(name, amos_shapes.eta_of(eta_fn, name, jnp.shape(param)))
             # Split over devices as the parameter is, where it has the same shape.
             shape = amos_shapes.slot_shape_of(shape_fn, name, jnp.shape(param))
             return jnp.zeros_like(param, _compute_dtype(param), shape)
