@@ -17,9 +17,11 @@ N_EXAMPLES, N_HELD_OUT, N_PER_BATCH = 60, 53, 12
 
 @pytest.fixture(scope="module")
 def together(run, home):
-    """The same run of two processes with two devices each."""
+    """The same run of two processes with two devices each, the weights split over all."""
     directory = home / "together"
-    said = run("launch", "--processes=2", "--devices=2", "train", TINY, f"--model_dir={directory}")
+    split = ["--mesh=fsdp=4", "--sharding_rules=fsdp"]
+    two = ["launch", "--processes=2", "--devices=2"]
+    said = run(*two, "train", TINY, f"--model_dir={directory}", *split)
     assert not re.search(r"^\[1\]", said, re.MULTILINE), said
     return directory
 
@@ -51,6 +53,14 @@ def test_one_process_wrote_points_and_notes(together):
     assert len(list((together / "train").glob("events*"))) == 1
     assert not list(together.glob("*tmp*"))
     assert not (together / "writer.lease").exists()
+
+
+def test_each_process_wrote_its_part(together):
+    parts = names.step_dir(together, 40) / "default"
+    assert sorted(path.name for path in parts.glob("ocdbt.process_*")) == [
+        "ocdbt.process_0",
+        "ocdbt.process_1",
+    ]
 
 
 def test_evaluation_is_that_of_one_process_to_the_last_example(run, alone, together):
