@@ -55,7 +55,8 @@ def by_command(pattern, directory, n_steps, *flags):
             *TEKOA,
             *("train", "mnist", f"--model_dir={directory}", f"--train_pattern={pattern}"),
             *(f"--max_train_steps={n_steps}", "--train_epochs=1000000"),
-            *(f"--check_every_steps={EVERY}", "--random_seed=0", *flags),
+            # Both compile in every run, or the difference of two runs would not tell a step.
+            *(f"--check_every_steps={EVERY}", "--random_seed=0", "--compile_cache=off", *flags),
         ]
     )
     points = page_events.read_curves(pathlib.Path(directory) / "train")["train/loss"]
