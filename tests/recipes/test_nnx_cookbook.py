@@ -24,7 +24,7 @@ OPTIMIZERS = {
     "rated": lambda rate: tekoa.rated(optax.adam, rate),
     "groups": lambda rate: tekoa.groups({"kernel$": rate, ".*": 2 * rate}, make=optax.adam),
 }
-QUICK = ("amos", "triple")
+QUICK = ("amos",)
 all_optimizers = pytest.mark.parametrize(
     "make",
     [
