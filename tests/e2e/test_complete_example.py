@@ -9,6 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tekoa import load_checkpoint
 from tekoa.testing import assert_trees_equal
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = pathlib.Path(__file__).with_name("complete_example.py")
 
 

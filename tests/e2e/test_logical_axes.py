@@ -11,6 +11,8 @@ from flax.linen import partitioning
 
 import tekoa
 
+pytestmark = pytest.mark.slow
+
 RULES = (("embed", None), ("mlp", "model"))
 AXES = ("embed", "mlp")
 

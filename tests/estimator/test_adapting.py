@@ -9,6 +9,8 @@ from tekoa.core import trees
 from tekoa.estimator import adapting, cli
 from tekoa.estimator.config import UsageError
 
+pytestmark = pytest.mark.slow
+
 X = np.ones((2, 4), np.float32)
 MODEL = nn.Dense(3)
 

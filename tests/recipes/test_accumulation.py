@@ -8,6 +8,8 @@ import tekoa
 from tekoa.core import trees
 from tekoa.recipes import accumulation
 
+pytestmark = pytest.mark.slow
+
 
 def test_parts_give_what_the_whole_batch_gives(model, toy):
     whole = toy.loop(model, optax.adam(0.05))

@@ -7,6 +7,8 @@ import pytest
 import tekoa
 from tekoa.recipes import lbfgs
 
+pytestmark = pytest.mark.slow
+
 
 def rosenbrock_loop(tx, **options):
     """The function is the model: it gives its value as the loss."""

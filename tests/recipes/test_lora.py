@@ -8,6 +8,8 @@ from tekoa.core import trees
 from tekoa.recipes import lora
 from tekoa.testing import assert_trees_equal
 
+pytestmark = pytest.mark.slow
+
 
 def test_base_keeps_its_bits_and_has_no_optimizer_memory(model, toy):
     """A hundred steps through the loop."""

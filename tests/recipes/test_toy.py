@@ -8,6 +8,8 @@ import pytest
 
 from tekoa.recipes import toy
 
+pytestmark = pytest.mark.slow
+
 
 def test_both_models_have_the_same_weights_by_name():
     image = np.zeros((2, 8, 8, 1), np.float32)
