@@ -336,7 +336,10 @@ def draw(curves, path):
             axis.plot(*zip(*curve), label=label, lw=2.5 if strong else 1, zorder=2 + strong)
         last = [curve[-1][1] for curve in runs.values()]
         axis.set(title=task, xlabel="step", ylabel="test accuracy" if task == "mnist" else "loss")
-        axis.set_ylim(min(last) * 0.97, min(min(last) * 1.35, max(last) * 1.05))
+        if task == "mnist":
+            axis.set_ylim(96, 100)
+        else:
+            axis.set_ylim(min(last) * 0.97, min(min(last) * 1.35, max(last) * 1.05))
         axis.legend(fontsize=6)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
