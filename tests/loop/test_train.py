@@ -1,4 +1,3 @@
-import gc
 import logging
 import signal
 import threading
@@ -388,14 +387,14 @@ def run_for_long(loop, timer):
 
 
 @pytest.fixture
-def no_collection():
-    """Python drops an interrupt that comes in a callback of its garbage collector; jax has one."""
-    gc.disable()
+def interrupts():
+    """Interrupts are heard: a shell's background job is started deaf to them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    gc.enable()
+    signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("no_collection")
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_leaves_a_loop_that_goes_on(line):
     loop = line.loop(data=line.data(30_000), n_steps=30_000, n_steps_per_checkpoint=10_000)
     loop.next_step(), loop.next_step()
