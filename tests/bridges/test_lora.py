@@ -128,6 +128,7 @@ class Layers(nnx.Module):
         return self.norm(self.einsum(self.general(x)))
 
 
+@pytest.mark.slow
 def test_every_kind_of_nnx_layer_is_adapted():
     tokens = np.arange(20).reshape(4, 5) % 10
     layers = Layers()

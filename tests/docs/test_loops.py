@@ -1,6 +1,10 @@
 import pathlib
 import re
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "loops.md"
 
 

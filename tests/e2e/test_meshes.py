@@ -12,6 +12,8 @@ from tekoa.core import sharding_specs, trees
 from tekoa.models import transformer_lm
 from tekoa.testing import count_compilations
 
+pytestmark = pytest.mark.slow
+
 V, ROWS, LENGTH = 32, 8, 8
 SPLIT = functools.partial(transformer_lm.shifted, start_id=0)
 

@@ -20,6 +20,8 @@ from tekoa.estimator.config import UsageError
 from tekoa.estimator.long import LongProgram, flags_for, frozen_of
 from tekoa.testing import assert_trees_equal
 
+pytestmark = pytest.mark.slow
+
 HERE = pathlib.Path(__file__).parent
 FLAGS = (
     "--train_pattern=dummy://",

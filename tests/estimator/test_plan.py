@@ -48,6 +48,7 @@ def test_what_does_not_fit_is_refused_with_advice(capsys):
     assert "State and gradients alone take" in err
 
 
+@pytest.mark.slow
 def test_a_mesh_of_the_devices_here_is_compiled(capsys):
     code, out, _ = planned(
         capsys, "--mesh=fsdp=2", "--train_batch_size=8", "--optimizer_rules=data"

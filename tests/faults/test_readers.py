@@ -9,6 +9,8 @@ import pytest
 from tekoa import store
 from tekoa.store import errors, names
 
+pytestmark = pytest.mark.slow
+
 SIZE = 5000
 
 

@@ -5,7 +5,11 @@ import os
 import signal
 import time
 
+import pytest
+
 from tekoa.store import lease, names
+
+pytestmark = pytest.mark.slow
 
 
 def contents(directory):

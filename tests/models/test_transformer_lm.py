@@ -191,6 +191,7 @@ def test_inputs_are_the_tokens_one_place_on():
     assert inputs.tolist() == [[3, 5, 6], [3, 8, 9]]
 
 
+@pytest.mark.slow
 def test_learns_with_scales_read_off_the_model(caplog):
     caplog.set_level(logging.INFO, "tekoa")
     config = small()

@@ -12,6 +12,8 @@ from flax import nnx
 
 from tekoa.optim import scale
 
+pytestmark = pytest.mark.slow
+
 
 def images():
     return np.random.default_rng(0).random((4, 8, 8, 3)).astype(np.float32)
