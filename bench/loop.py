@@ -32,7 +32,7 @@ import timing
 import tekoa
 from tekoa.core import step as steps
 
-N_STEPS = {"mlp": 400, "cnn": 20, "transformer": 10}
+N_STEPS = {"mlp": 400, "cnn": 100, "transformer": 30}
 
 
 def by_hand(name):

@@ -6,6 +6,7 @@ Run: python bench/optimizers.py [--rounds 30] [--dtype float32 bfloat16]
 import argparse
 import functools
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -128,14 +129,22 @@ def measure(dtype: str, n_rounds: int) -> None:
         )
 
 
-def import_cost(n_rounds: int) -> None:
-    def run(code):
-        return lambda: subprocess.run([sys.executable, "-c", code], check=True)
+IMPORT = """
+import time, jax
+start = time.perf_counter()
+import tekoa
+print(1e3 * (time.perf_counter() - start))
+"""
 
-    runs = {"jax": run("import jax"), "tekoa": run("import jax, tekoa")}
-    seconds = timing.interleave(runs, n_rounds=n_rounds)
-    extra = timing.milliseconds(seconds["tekoa"]) - timing.milliseconds(seconds["jax"])
-    print(f"\nimport tekoa over import jax: {extra:.0f} ms ({n_rounds} rounds)")
+
+def import_cost(n_rounds: int) -> None:
+    """In new processes that have imported jax: the time of that alone varies by 100 ms."""
+    shown = [
+        subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True).stdout
+        for _ in range(n_rounds)
+    ]
+    extra = statistics.median(float(text) for text in shown)
+    print(f"\nimport tekoa after import jax: {extra:.1f} ms ({n_rounds} rounds)")
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ def test_a_mistake_is_one_message(name, tmp_path, monkeypatch, capsys):
     assert words in said
     assert said.count("tekoa: ") == 1
     assert len(said.splitlines()) < 5
-    assert not pathlib.Path("run", "run.json").exists()
+    assert not pathlib.Path("run").exists()
 
 
 def test_predicting_without_a_predictor_is_one_message(tmp_path, monkeypatch, capsys):

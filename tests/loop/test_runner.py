@@ -11,6 +11,7 @@ from tekoa.loop.dispatch import Dispatcher
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import Form
 from tekoa.loop.placement import Placement
+from tekoa.loop.programs import Programs
 from tekoa.loop.task import TrainTask
 from tekoa.loop.training import ModelTraining
 
@@ -27,13 +28,13 @@ def run(line):
         step = form.step(steps.make_train_step(fns, line.mse, tx))
         many = form.step(sequence.make_train_steps(fns, line.mse, tx))
         dispatcher = Dispatcher(step, many, wanted=wanted, jit=place.jit)
+        programs = Programs(dispatcher=dispatcher, last=dispatcher.one)
         return runner.Runner(
             state,
             form=form,
             feed=Feed(data),
             place=place,
-            dispatcher=dispatcher,
-            last=dispatcher.one,
+            programs=programs,
             stop_flag=stop_flag,
         )
 

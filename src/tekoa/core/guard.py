@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from tekoa.core import trees
 from tekoa.core.state import Health, TrainState
 
-OnNan = Literal["stop", "skip", "ignore"]
+OnNan = Literal["stop", "skip", "count", "ignore"]
 
 
 class NonFiniteError(FloatingPointError):
@@ -21,7 +21,13 @@ class NonFiniteError(FloatingPointError):
 
 
 def guarded(
-    old: TrainState, new: TrainState, *, value: jax.Array, finite: list[jax.Array], on_nan: OnNan
+    old: TrainState,
+    new: TrainState,
+    *,
+    value: jax.Array,
+    grads: list[jax.Array],
+    params: list[jax.Array],
+    on_nan: OnNan,
 ) -> TrainState:
     """Gives the new state, or the old one where this step went bad.
 
@@ -29,14 +35,19 @@ def guarded(
         old: The state before the step.
         new: The state after it.
         value: The step's loss.
-        finite: Whether each gradient leaf is finite, then each leaf of the new parameters,
-            which an optimizer may spoil though the gradients are fine.
-        on_nan: "stop" also keeps the old state ever after; "skip" goes on with the next
-            step; "ignore" always gives the new state.
+        grads: Whether each gradient leaf is finite.
+        params: The same of the new parameters, which an optimizer may spoil though the
+            gradients are fine.
+        on_nan: "stop" keeps the old state, now and ever after; "skip" goes on with the next
+            step; "count" gives the new state and counts a bad loss or gradient; "ignore" gives
+            the new state.
     """
     if on_nan == "ignore":
         return new
-    are_bad = ~jnp.stack(finite)
+    if on_nan == "count":
+        is_bad = ~jnp.isfinite(value) | ~jnp.all(jnp.stack(grads))
+        return new.replace(health=new.health._replace(n_bad=old.health.n_bad + is_bad))
+    are_bad = ~jnp.stack([*grads, *params])
     is_bad = ~jnp.isfinite(value) | jnp.any(are_bad)
     was_bad = old.health.first_step > 0
     is_first = is_bad & ~was_bad
@@ -47,6 +58,21 @@ def guarded(
     kept = _either((is_bad | was_bad) if on_nan == "stop" else is_bad, old, new)
     step = kept.step if on_nan == "stop" else new.step
     return kept.replace(step=step, health=health)
+
+
+def is_fine(n_bad: jax.Array, state: TrainState, on_nan: OnNan) -> jax.Array:
+    """Tells whether steps that only counted have done what guarded ones would have.
+
+    Parameters are looked at once: what is not finite stays so, whatever is added.
+
+    Args:
+        n_bad: The count before them.
+        state: The state after them.
+        on_nan: What the guarded steps would do; "stop" stays where something bad came before.
+    """
+    was_fine = n_bad == 0 if on_nan == "stop" else True
+    are_finite = jnp.all(jnp.stack(trees.are_finite(state.params)))
+    return was_fine & (state.health.n_bad == n_bad) & are_finite
 
 
 def _either(is_old: jax.Array, old: TrainState, new: TrainState) -> TrainState:

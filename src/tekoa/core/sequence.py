@@ -8,10 +8,9 @@ steps are run again from the first state, each of them guarded.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from tekoa.core import guard, objective, trees
+from tekoa.core import guard, objective
 from tekoa.core.model import ModelFns
 from tekoa.core.state import StepOutput, TrainState
 from tekoa.core.step import Step, make_train_step
@@ -38,28 +37,34 @@ def make_train_steps(
         `many(state, batches) -> (state, output)`: the leaves of `batches` have one more
         leading axis, along which the steps are taken; the output has the last one's loss.
     """
-    free = make_train_step(model, loss, tx, on_nan="ignore", keep_grads=True, **options)
-    guarded = make_train_step(model, loss, tx, on_nan=on_nan, **options)
+    counting = make_train_step(model, loss, tx, on_nan="count", **options)
+    return in_sequence(counting, make_train_step(model, loss, tx, on_nan=on_nan, **options), on_nan)
 
-    def tried(state: TrainState, batch: Any) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
-        state, output = free(state, batch)
-        are_finite = [jnp.isfinite(output.loss), *trees.are_finite(output.grads)]
-        return state, (output.loss, jnp.all(jnp.stack(are_finite)))
 
-    def kept(state: TrainState, batch: Any) -> tuple[TrainState, jax.Array]:
-        state, output = guarded(state, batch)
-        return state, output.loss
+def in_sequence(counting: Step, step: Step, on_nan: guard.OnNan) -> Step:
+    """Makes a function that runs one step for each of several batches.
+
+    Args:
+        counting: The step with `on_nan="count"`.
+        step: The step with `on_nan` as below.
+        on_nan: What it promises holds for each of the steps.
+    """
+
+    def run(step: Step, state: TrainState, batches: Any) -> tuple[TrainState, jax.Array]:
+        def one(state: TrainState, batch: Any) -> tuple[TrainState, jax.Array]:
+            state, output = step(state, batch)
+            return state, output.loss
+
+        return jax.lax.scan(one, state, batches)
 
     def many(state: TrainState, batches: Any) -> tuple[TrainState, StepOutput]:
-        new, (losses, are_fine) = jax.lax.scan(tried, state, batches)
-        if on_nan == "ignore":
+        if on_nan in ("count", "ignore"):
+            new, losses = run(step, state, batches)
             return new, StepOutput(loss=losses[-1])
-        # Parameters are looked at once: what is not finite stays so, whatever is added.
-        is_fine = jnp.all(are_fine) & jnp.all(jnp.stack(trees.are_finite(new.params)))
-        if on_nan == "stop":
-            is_fine &= state.health.n_bad == 0
+        new, losses = run(counting, state, batches)
+        is_fine = guard.is_fine(state.health.n_bad, new, on_nan)
         new, losses = jax.lax.cond(
-            is_fine, lambda: (new, losses), lambda: jax.lax.scan(kept, state, batches)
+            is_fine, lambda: (new, losses), lambda: run(step, state, batches)
         )
         return new, StepOutput(loss=losses[-1])
 

@@ -96,7 +96,8 @@ def make_train_step(
         ema: Decay of the moving average of the parameters, once per step.
         precision: "bf16" runs the model in bfloat16; parameters and slots stay float32.
         on_nan: What a loss or gradient that is not finite does. "stop" leaves this and all
-            later states at the last good step; "skip" leaves out the update; "ignore" goes on.
+            later states at the last good step; "skip" leaves out the update; "count" goes on and
+            counts the step; "ignore" goes on.
         keep_grads: If true, the output holds the gradients.
         split: Tells the inputs of a batch from its targets.
 
@@ -140,8 +141,14 @@ def make_train_step(
             carry=carry,
             sums=_gathered(state.sums, found),
         )
-        finite = [*trees.are_finite(grads), *trees.are_finite(params)]
-        new = guard.guarded(state, new, value=value, finite=finite, on_nan=on_nan)
+        new = guard.guarded(
+            state,
+            new,
+            value=value,
+            grads=trees.are_finite(grads),
+            params=trees.are_finite(params),
+            on_nan=on_nan,
+        )
         return new, StepOutput(
             loss=value,
             gradients_l2norm=trees.global_norm(grads),

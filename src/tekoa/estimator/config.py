@@ -31,6 +31,9 @@ def _flag(
     return dataclasses.field(default=default, metadata=facts)
 
 
+_ON_DEVICES = "train eval eval_wait predict plan"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What one run of the command was told.
@@ -61,12 +64,14 @@ class RunConfig:
     random_seed: int | None = _flag(
         None, "drawn once and stored with the run if not given", only="train", least=0
     )
-    train_pattern: str | None = _flag(None, "data to train on, comma-separated", only="train plan")
+    train_pattern: str | None = _flag(
+        None, "data to train on, comma-separated", only="train scales plan"
+    )
     valid_pattern: str | None = _flag(None, "data to validate on while training", only="train")
     eval_pattern: str | None = _flag(None, "data to evaluate on", only="eval eval_wait")
     pred_pattern: str | None = _flag(None, "data to predict", only="predict")
     train_batch_size: int = _flag(
-        64, "rows of a batch, over all devices", only="train plan", least=1
+        64, "rows of a batch, over all devices", only="train scales plan", least=1
     )
     valid_batch_size: int = _flag(64, "rows of a batch, over all devices", only="train", least=1)
     eval_batch_size: int = _flag(
@@ -148,11 +153,11 @@ class RunConfig:
     steps_per_dispatch: str = _flag(
         "auto", "steps that go to the device at once, or auto", only="train"
     )
-    mesh: str | None = _flag(None, "sizes of the mesh: data=2,fsdp=2,model=2; data: the rest")
-    num_partitions: int = _flag(1, "size of the model axis of the mesh", least=1)
-    model_parallel_submesh: tuple[str, ...] = _flag((), "its shape on the hardware: 2,2,1,1")
-    sharding_rules: str | None = _flag(None, "how parameters are split: PATTERN=AXES; ...")
-    optimizer_rules: str | None = _flag(None, "the same for the optimizer's state: data")
+    mesh: str | None = _flag(None, "sizes of the mesh, such as data=2,model=4", only=_ON_DEVICES)
+    num_partitions: int = _flag(1, "size of the mesh's model axis", only=_ON_DEVICES, least=1)
+    model_parallel_submesh: tuple[str, ...] = _flag((), "its shape: 2,2,1,1", only=_ON_DEVICES)
+    sharding_rules: str | None = _flag(None, "splits parameters: NAME=AXES; ...", only=_ON_DEVICES)
+    optimizer_rules: str | None = _flag(None, "splits slots: data, or rules", only=_ON_DEVICES)
     device_memory: str | None = _flag(None, "what a device has, such as 16GB", only="plan")
     compile_cache: str | None = _flag(
         None, "where compiled programs are kept, or off; the user's cache directory if not given"

@@ -5,6 +5,7 @@ taken apart after it. So what is stored, resumed, guarded and averaged is the sa
 any other training.
 """
 
+import dataclasses
 import functools
 import types
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tekoa.core import guard, trees
+from tekoa.core import guard, sequence, trees
 from tekoa.core import state as core
 from tekoa.core import step as steps
 from tekoa.core.model import keep_form
@@ -124,7 +125,8 @@ class OwnTraining:
                 state,
                 new,
                 value=_nan_where_spoilt(state.sums, new.sums),
-                finite=[*(of_grads if grads is None else trees.are_finite(grads)), *are_fine],
+                grads=of_grads if grads is None else trees.are_finite(grads),
+                params=are_fine,
                 on_nan=options.on_nan,
             )
             return new, core.StepOutput(
@@ -138,13 +140,10 @@ class OwnTraining:
 
     def make_steps(self, options: Options) -> steps.Step:
         """Makes a function that runs one step for each of several batches."""
-        step = self.make_step(options)
-
-        def many(state: core.TrainState, batches: Any) -> tuple[core.TrainState, core.StepOutput]:
-            state, outputs = jax.lax.scan(step, state, batches)
-            return state, jax.tree.map(lambda x: x[-1], outputs)
-
-        return many
+        counting = dataclasses.replace(options, on_nan="count")
+        return sequence.in_sequence(
+            self.make_step(counting), self.make_step(options), options.on_nan
+        )
 
     def empty(self, sums: PyTree) -> PyTree:
         """Gives metrics before anything is gathered."""

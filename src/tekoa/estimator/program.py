@@ -7,7 +7,6 @@ import optax
 
 from tekoa.core.sharding import Layout
 from tekoa.estimator.config import UsageError
-from tekoa.estimator.long import LongProgram
 from tekoa.estimator.run import Run
 from tekoa.estimator.short import Kind, ShortProgram
 from tekoa.loop.checkpoint import Checkpoint, Summary
@@ -78,6 +77,8 @@ def program_of(run: Run, mode: Mode) -> Program:
     if hasattr(module, "experiment"):
         return ShortProgram(run)
     if hasattr(module, "get_train_state") or hasattr(module, "get_infer_state"):
+        from tekoa.estimator.long import LongProgram  # Models of the short form start without it.
+
         return LongProgram(run, mode)
     raise UsageError(
         f"{module.__name__} is no model: it has neither experiment(config, data) nor "

@@ -1,5 +1,6 @@
 """What is settled before any mode starts: the model, its settings, directory and seed."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -8,7 +9,7 @@ import platform
 import random
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -81,6 +82,20 @@ def _on_few_batches(config: RunConfig) -> RunConfig:
         few = N_DRY_BATCHES * getattr(config, f"{kind}_batch_size")
         changes[f"num_{kind}_examples"] = few if n < 0 else min(n, few)
     return dataclasses.replace(config, **changes)
+
+
+@contextlib.contextmanager
+def unless_refused(run: Run) -> Iterator[None]:
+    """Takes the directory away again if a start is refused before anything was put there."""
+    places = [run.model_dir, *run.model_dir.parents]
+    made = places[: next(i for i, path in enumerate(places) if path.exists())]
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in made if hosts.current().is_writer else ():
+                path.rmdir()
+        raise
 
 
 def choose_seed(run: Run) -> int:

@@ -31,6 +31,11 @@ def run_train(config: RunConfig) -> int:
     """Trains a model; gives the exit code."""
     run = runs.open_run(config)
     program = program_of(run, "train")
+    with runs.unless_refused(run):
+        return _train(run, program)
+
+
+def _train(run: runs.Run, program: Program) -> int:
     seed = runs.choose_seed(run)
     config = run.config
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:

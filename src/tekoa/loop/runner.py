@@ -10,10 +10,11 @@ from tekoa.core import guard
 from tekoa.core.state import StepOutput, TrainState, healthy
 from tekoa.core.trees import PyTree
 from tekoa.loop import pace
-from tekoa.loop.dispatch import Dispatcher, copied
+from tekoa.loop.dispatch import copied
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import FlatStep, Form, Leaves, Outputs
 from tekoa.loop.placement import Placement
+from tekoa.loop.programs import Programs
 from tekoa.loop.task import StopFlag
 from tekoa.loop.training import Training
 from tekoa.optim import rates as optim_rates
@@ -44,8 +45,7 @@ class Runner:
         form: Turns it into the list of arrays that the steps take.
         feed: The batches.
         place: Where they go.
-        dispatcher: Runs the steps between two checkpoints.
-        last: Runs the last step before a checkpoint.
+        programs: The steps.
         stop_flag: Polled at every dispatch; once set, `advance` returns early.
 
     Attributes:
@@ -61,8 +61,7 @@ class Runner:
         form: Form,
         feed: Feed,
         place: Placement,
-        dispatcher: Dispatcher,
-        last: FlatStep,
+        programs: Programs,
         stop_flag: StopFlag | None,
     ):
         self._now: list[tuple[Leaves, Outputs]] = [(form.leaves(state), [])]
@@ -71,7 +70,8 @@ class Runner:
         self._compiled: set[FlatStep] = set()
         self._form = form
         self._feed, self._place, self.stop_flag = feed, place, stop_flag
-        self._dispatcher, self._last = dispatcher, last
+        self._dispatcher, self._last = programs.dispatcher, programs.last
+        self._trial = programs.trial
         self._queue: list[Any] = []
         self.step = int(state.step)
         self.is_exhausted = False
@@ -80,6 +80,7 @@ class Runner:
     @property
     def state(self) -> TrainState:
         """The present state; it stays valid, since the next step will run on a copy."""
+        self._settle()
         self._is_held = True
         return self._form.state(self._now[0][0])
 
@@ -139,6 +140,7 @@ class Runner:
         n_steps = self.step - start
         if not n_steps:
             return None
+        self._settle()
         output = self._form.output(self._now[0][1])
         return Stretch(output=output, has_grads=has_grads, n_steps=n_steps, batch=batch)
 
@@ -164,6 +166,11 @@ class Runner:
 
     def _run(self, group: list[Any], is_last: bool) -> None:
         run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
+        trial = self._trial
+        if trial is not None and run is trial.free:
+            trial.add(self._now[0][0], batch, is_held=self._is_held)
+        else:
+            self._settle()
         leaves = self._now[0][0]
         # Someone holds the arrays that the next step would overwrite; or the program is yet to
         # be compiled, and an interrupt of that must leave them.
@@ -175,6 +182,18 @@ class Runner:
         self._is_held = False
         self._compiled.add(run)
         self._pace.sent(self._now[0][1][0])
+        if trial is not None and trial.is_due:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Makes sure that the present state is one that guarded steps would have made."""
+        if self._trial is None:
+            return
+        instead = self._trial.settled(self._now[0][0])
+        if instead is not None:
+            self._now[:] = [instead]
+            self._is_held = False
+        self._trial.close()
 
 
 def read(

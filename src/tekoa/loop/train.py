@@ -20,9 +20,10 @@ from tekoa.core.sharding_specs import Rules
 from tekoa.core.state import TrainState
 from tekoa.loop import placement, runner, start
 from tekoa.loop.checkpoint import Metrics, Summary
-from tekoa.loop.dispatch import Dispatcher, StepsPerDispatch
+from tekoa.loop.dispatch import StepsPerDispatch
 from tekoa.loop.feed import Feed
 from tekoa.loop.flat import Form
+from tekoa.loop.programs import make_programs
 from tekoa.loop.task import StateReader, StopFlag, TrainTask, check_count
 from tekoa.loop.training import ModelTraining, Options, Training
 
@@ -86,7 +87,8 @@ class TrainLoop:
     ):
         began = time.perf_counter()
         self.n_steps, self.n_steps_per_checkpoint = n_steps, n_steps_per_checkpoint
-        self._stdout, self._is_stopped, self._stops_at_nan = stdout, False, on_nan == "stop"
+        self._stdout, self._is_stopped = stdout, False
+        self._stops_at_nan, self._counts_bad = on_nan == "stop", on_nan == "count"
         reader = init if isinstance(init, StateReader) else None
         self._feed = Feed(task.data, task.split)
         self._fns: ModelFns | None = None
@@ -115,22 +117,17 @@ class TrainLoop:
         if restored is not None and int(state.step):
             self._say(f"Goes on from step {int(state.step)}.{place.changes(restored.facts)}")
         form = Form(state)
-        # Where one program does all, it must also tell the norms.
-        one = (form.lean if grads else form.step)(task.make_step(options))
-        many = form.lean(task.make_steps(options))
-        together = start.settled_dispatch(steps_per_dispatch, restored, place)
-        self._dispatcher = Dispatcher(one, many, wanted=together, jit=place.jit)
-        last = self._dispatcher.one
-        if grads:
-            last = place.jit(form.step(task.make_step(options, keep_grads=True)))
+        programs = make_programs(
+            task,
+            form,
+            place,
+            options=options,
+            wanted=start.settled_dispatch(steps_per_dispatch, restored, place),
+            keeps_grads=grads,
+        )
+        self._dispatcher = programs.dispatcher
         self._runner = runner.Runner(
-            state,
-            form=form,
-            feed=self._feed,
-            place=place,
-            dispatcher=self._dispatcher,
-            last=last,
-            stop_flag=stop_flag,
+            state, form=form, feed=self._feed, place=place, programs=programs, stop_flag=stop_flag
         )
         self._place = place
         self._setup = {
@@ -257,7 +254,7 @@ class TrainLoop:
         if n_bad and self._stops_at_nan:
             self._raise_bad()
         if n_bad:
-            found["train"]["skipped_steps"] = float(n_bad)
+            found["train"]["bad_steps" if self._counts_bad else "skipped_steps"] = float(n_bad)
         found["train"]["seconds_per_step"] = elapsed / stretch.n_steps
         if self.step == target:  # Else a resumed run goes on with the sums of this stretch.
             self._runner.reset_sums(self._training.empty)
