@@ -10,6 +10,7 @@ COOKBOOK = ROOT / "docs" / "cookbook"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *COOKBOOK.glob("*.md")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -48,6 +48,7 @@ def test_an_abort_leaves_time_for_an_exit_code_of_our_own():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 69
 
 
+@pytest.mark.slow
 def test_an_abort_for_another_reason_still_comes():
     program = (
         "import ctypes\n"

@@ -15,6 +15,13 @@ from tekoa.testing import assert_trees_equal
 TINY = str(pathlib.Path(__file__).parent / "tiny_model.py")
 
 
+@pytest.fixture(autouse=True)
+def _no_other_cache():
+    """The tests keep programs too; not here."""
+    with compile_cache._settings({"jax_compilation_cache_dir": None}):
+        yield
+
+
 @contextlib.contextmanager
 def counted():
     """Counts hits and misses of JAX's cache."""

@@ -22,10 +22,10 @@ def test_runs_killed_and_stopped_give_the_same_bits(kind, figure, tmp_path):
     kinds = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
     started = time.monotonic()
     found = check_kills(
-        f"{PROGRAMS / 'loops.py'}:{kind}_loop", n_kills=5, kinds=kinds, directory=tmp_path, seed=1
+        f"{PROGRAMS / 'loops.py'}:{kind}_loop", n_kills=3, kinds=kinds, directory=tmp_path, seed=1
     )
     figure(**vars(found), differing_leaves=0, seconds=round(time.monotonic() - started, 1))
-    assert (found.n_killed, found.n_stopped) == (2, 3)
+    assert (found.n_killed, found.n_stopped) == (1, 2)
 
 
 @pytest.mark.slow
@@ -33,13 +33,13 @@ def test_kills_with_frequent_saves(figure, tmp_path):
     started = time.monotonic()
     found = check_kills(
         f"{PROGRAMS / 'loops.py'}:frequent_loop",
-        n_kills=10,
+        n_kills=6,
         kinds=[signal.SIGKILL],
         directory=tmp_path,
         seed=2,
     )
     figure(**vars(found), differing_leaves=0, seconds=round(time.monotonic() - started, 1))
-    assert found.n_killed == 10
+    assert found.n_killed == 6
     left = {path.name.split("_")[0] for path in (tmp_path / "killed").iterdir()}
     assert left == {"checkpoint", "notes"}
 

@@ -35,22 +35,6 @@ def make_loop(data=None, *, n_steps=12, tx=None, init=PARAMS, model=apply, loss=
     return TrainLoop(init=init, task=task, n_steps=n_steps, rnkey=jax.random.key(1), **options)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _programs_kept(tmp_path_factory):
-    """Many tests compile the very same step: XLA does it once."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
 @pytest.fixture
 def line():
     """The problem's parts, and `loop(...)` that makes a `TrainLoop` of them."""

@@ -401,6 +401,7 @@ SLOT_SIZES = {
 }
 
 
+@pytest.mark.slow
 def test_trains_with_hand_set_scales_and_keeps_the_carry():
     loop, source = amos_loop()
     assert slot_sizes(loop) == SLOT_SIZES
@@ -414,6 +415,7 @@ def test_trains_with_hand_set_scales_and_keeps_the_carry():
     assert costs[1] < costs[0] < math.log(67)
 
 
+@pytest.mark.slow
 def test_scales_can_be_found_instead(caplog):
     caplog.set_level(logging.INFO, "tekoa")
     loop, _ = amos_loop(scales="found")

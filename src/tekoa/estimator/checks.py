@@ -9,7 +9,7 @@ from tekoa.loop.checkpoint import Summary
 from tekoa.loop.train import TrainLoop
 
 # Of the last step; all other numbers are means over the steps.
-_OF_LAST_STEP = ("gradients_l2norm", "weights_l2norm", "skipped_steps")
+_OF_LAST_STEP = ("gradients_l2norm", "weights_l2norm", "skipped_steps", "bad_steps")
 
 
 def steps_between(check_every: int, save_every: int | None) -> int:

@@ -146,8 +146,8 @@ class RunConfig:
     )
     on_nan: str = _flag(
         "stop",
-        "stop, skip or ignore numbers that are not finite",
-        choices=("stop", "skip", "ignore"),
+        "stop, skip, count or ignore numbers that are not finite",
+        choices=("stop", "skip", "count", "ignore"),
         only="train",
     )
     steps_per_dispatch: str = _flag(
