@@ -54,17 +54,3 @@ def test_a_lean_step_tells_its_loss_alone():
     assert_trees_equal(form.state(leaves), new)
     assert form.output(outputs).gradients_l2norm is None
     assert float(form.output(outputs).loss) == float(output.loss)
-
-
-def test_a_step_tells_its_norms_when_asked():
-    step = steps.make_train_step(FNS, lambda o, y: jnp.mean(o**2), TX, keep_grads=True, ema=0.5)
-    form = Form(state())
-    new, output = step(state(), (X, X))
-    for is_told in (True, False):
-        given = ((X, X), np.bool_(is_told))
-        leaves, outputs = form.telling(step)(form.leaves(state()), given)
-        assert_trees_equal(form.state(leaves), new)
-        told = form.output(outputs)
-        assert told.grads is None
-        assert float(told.gradients_l2norm) == is_told * float(output.gradients_l2norm)
-        assert float(told.weights_l2norm) == is_told * float(output.weights_l2norm)

@@ -28,7 +28,7 @@ def run(line):
         step = form.step(steps.make_train_step(fns, line.mse, tx))
         many = form.step(sequence.make_train_steps(fns, line.mse, tx))
         dispatcher = Dispatcher(step, many, wanted=wanted, jit=place.jit)
-        programs = Programs(dispatcher=dispatcher)
+        programs = Programs(dispatcher=dispatcher, last=dispatcher.one)
         return runner.Runner(
             state,
             form=form,
@@ -79,9 +79,9 @@ def test_after_a_stop_what_was_drawn_is_run(run):
     running = run(20, wanted=4, stop_flag=flag)
     real = running._dispatcher.program
 
-    def program(group, **options):
+    def program(group):
         flag.is_up = True
-        return real(group, **options)
+        return real(group)
 
     running._dispatcher.program = program
     running.advance(20)

@@ -39,7 +39,6 @@ class Dispatcher:
 
     Args:
         step: The step over lists of arrays.
-        is_asked: Whether `step` is told with every batch if it is the last one.
         many: The same for several batches, stacked.
         wanted: Steps per dispatch, or "auto".
         jit: Compiles a function that takes over its first argument.
@@ -55,12 +54,11 @@ class Dispatcher:
         *,
         wanted: StepsPerDispatch,
         jit: Callable[[FlatStep], FlatStep],
-        is_asked: bool = False,
     ):
         if wanted != "auto" and (not isinstance(wanted, int) or wanted < 1):
             raise ValueError(f"steps_per_dispatch must be 'auto' or at least 1, got {wanted!r}.")
         self.n_together: int | None = None if wanted == "auto" else wanted
-        self.one, self._is_asked = jit(step), is_asked
+        self.one = jit(step)
         self._many = jit(many)
 
     def n_next(self, n_run: int, n_left: int) -> int:
@@ -73,15 +71,10 @@ class Dispatcher:
         n = self.n_together or 1
         return n if n <= n_left and n_run % n == 0 else 1
 
-    def program(self, group: list[Any], *, is_last: bool = False) -> tuple[FlatStep, Any]:
-        """Gives what runs a group of batches, and its argument beside the state.
-
-        Args:
-            group: The batches.
-            is_last: Whether a checkpoint follows.
-        """
+    def program(self, group: list[Any]) -> tuple[FlatStep, Any]:
+        """Gives what runs a group of batches, and its argument beside the state."""
         if len(group) == 1:
-            return self.one, (group[0], np.bool_(is_last)) if self._is_asked else group[0]
+            return self.one, group[0]
         return self._many, jax.tree.map(_stacked, *group)
 
     def is_choice_due(self, step: int, n_run: int) -> bool:

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from tekoa.core import trees
 from tekoa.core.state import StepOutput, TrainState
 from tekoa.core.step import Step
 from tekoa.core.trees import PyTree
@@ -67,29 +65,6 @@ class Form:
         def flat(leaves: Leaves, batch: Any) -> tuple[Leaves, Outputs]:
             state, output = step(self.state(leaves), batch)
             return self.leaves(state), [output.loss]
-
-        flat.__name__ = getattr(step, "__name__", "step")
-        return flat
-
-    def telling(self, step: Step) -> FlatStep:
-        """Gives a step that takes, beside a list, a batch and whether to tell the norms.
-
-        They cost a twentieth of a small step, and few of them are read.
-
-        Args:
-            step: Gives its gradients.
-        """
-
-        def flat(leaves: Leaves, given: tuple[Any, Any]) -> tuple[Leaves, Outputs]:
-            batch, is_told = given
-            state, output = step(self.state(leaves), batch)
-            trees_told = [output.grads, state.params]
-            norms = jax.lax.cond(
-                is_told,
-                lambda: [None if x is None else trees.global_norm(x) for x in trees_told],
-                lambda: [None if x is None else jnp.zeros(()) for x in trees_told],
-            )
-            return self.leaves(state), [output.loss, *norms]
 
         flat.__name__ = getattr(step, "__name__", "step")
         return flat

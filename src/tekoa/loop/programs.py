@@ -18,12 +18,12 @@ class Programs:
 
     Attributes:
         dispatcher: Runs the steps between two checkpoints.
-        last: Runs the last step before a checkpoint, where that is a program of its own.
+        last: Runs the last step before a checkpoint.
         trial: Looks after single steps that have no guard; None where they have one.
     """
 
     dispatcher: Dispatcher
-    last: FlatStep | None = None
+    last: FlatStep
     trial: Trial | None = None
 
 
@@ -47,23 +47,16 @@ def make_programs(
         keeps_grads: If true, the last step before a checkpoint gives its gradients; it is then
             a program of its own.
     """
-
-    def single(on_nan: guard.OnNan) -> FlatStep:
-        changed = dataclasses.replace(options, on_nan=on_nan)
-        if keeps_grads:
-            return form.lean(training.make_step(changed))
-        return form.telling(training.make_step(changed, keep_grads=True))
-
+    # Where one program does all, it must also tell the norms.
+    flat = form.lean if keeps_grads else form.step
+    one = guarded = flat(training.make_step(options))
     # Elsewhere the guard costs little, and a second copy of the state may not fit.
     is_tried = options.on_nan in ("stop", "skip") and jax.default_backend() == "cpu"
-    dispatcher = Dispatcher(
-        single("count" if is_tried else options.on_nan),
-        form.lean(training.make_steps(options)),
-        wanted=wanted,
-        jit=place.jit,
-        is_asked=not keeps_grads,
-    )
-    last = None
+    if is_tried:
+        one = flat(training.make_step(dataclasses.replace(options, on_nan="count")))
+    many = form.lean(training.make_steps(options))
+    dispatcher = Dispatcher(one, many, wanted=wanted, jit=place.jit)
+    last = dispatcher.one
     if keeps_grads:
         last = place.jit(form.step(training.make_step(options, keep_grads=True)))
     if not is_tried:
@@ -74,5 +67,5 @@ def make_programs(
         n_bad = form.state(before).health.n_bad
         return guard.is_fine(n_bad, form.state(after), options.on_nan)
 
-    trial = Trial(dispatcher.one, place.jit(single(options.on_nan)), is_fine)
+    trial = Trial(dispatcher.one, place.jit(guarded), is_fine)
     return Programs(dispatcher=dispatcher, last=last, trial=trial)

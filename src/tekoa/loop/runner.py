@@ -165,9 +165,7 @@ class Runner:
                 self.is_exhausted = True
 
     def _run(self, group: list[Any], is_last: bool) -> None:
-        run, batch = self._dispatcher.program(group, is_last=is_last)
-        if is_last and self._last is not None:
-            run, batch = self._last, group[0]
+        run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
         trial = self._trial
         if trial is not None and run is trial.free:
             trial.add(self._now[0][0], batch, is_held=self._is_held)
