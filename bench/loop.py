@@ -182,6 +182,7 @@ def host_cost(n_rounds):
     loop.next_checkpoint()
     runner = loop._runner
     outputs = runner._now[0][1]
+    runner._trial = None
     runner._last = runner._dispatcher.one = lambda leaves, batch: (leaves, outputs)
     contestants = {"loop": lambda: runner.advance(runner.step + 2000)}
     seconds = timing.interleave(contestants, n_rounds=n_rounds)["loop"]

@@ -7,7 +7,7 @@ from tekoa import NonFiniteError, testing
 from tekoa.bridges.functions import model_fns
 from tekoa.core import step as steps
 
-N = 40
+N = 140
 
 
 def poisoned(line, *places):
@@ -32,7 +32,7 @@ def parts(state):
 
 
 # Around the places where unguarded steps are looked at, and the last one, which is guarded.
-PLACES = [(0,), (14,), (15,), (16,), (17, 18), (3, 30), (38,), (39,), tuple(range(10, 35))]
+PLACES = [(0,), (63,), (64,), (65, 66), (3, 130), (138,), (139,), tuple(range(10, 135))]
 
 
 @pytest.mark.parametrize("places", PLACES)

@@ -58,15 +58,17 @@ def test_what_was_settled_is_forgotten(trial):
     assert float(value) == 10.0
 
 
-def test_it_is_due_after_a_bounded_number_of_batches(trial):
+@pytest.mark.parametrize(
+    ("batch", "n_most"), [(1.0, 64), (np.zeros(2**22, np.float32), 4), (np.zeros(2**25), 1)]
+)
+def test_it_is_due_after_a_bounded_number_of_batches_and_bytes(trial, batch, n_most):
     leaves = start()
-    n_run = 0
-    while not trial.is_due:
-        leaves = run(trial, leaves, [1.0])
-        n_run += 1
-    assert n_run == 16
-    trial.close()
-    assert not trial.is_due
+    for _ in range(2):
+        for n_run in range(1, n_most + 1):
+            trial.add(leaves, batch, is_held=True)
+            assert trial.is_due == (n_run == n_most)
+        trial.close()
+        assert not trial.is_due
 
 
 def test_the_copy_of_before_takes_over_the_memory_of_the_last_one(trial):

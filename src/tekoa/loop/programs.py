@@ -18,7 +18,8 @@ class Programs:
 
     Attributes:
         dispatcher: Runs the steps between two checkpoints.
-        last: Runs the last step before a checkpoint.
+        last: Runs the last step before a checkpoint; it alone computes norms, which cost a
+            twentieth of a small step.
         trial: Looks after single steps that have no guard; None where they have one.
     """
 
@@ -44,21 +45,22 @@ def make_programs(
         place: Where they lie.
         options: How the steps are made.
         wanted: Steps per dispatch.
-        keeps_grads: If true, the last step before a checkpoint gives its gradients; it is then
-            a program of its own.
+        keeps_grads: If true, the last step before a checkpoint gives its gradients.
     """
-    # Where one program does all, it must also tell the norms.
-    flat = form.lean if keeps_grads else form.step
-    one = guarded = flat(training.make_step(options))
+    is_cpu = jax.default_backend() == "cpu"
+    # Elsewhere norms cost little, and a second program is a second compilation.
+    is_one = not is_cpu and not keeps_grads
     # Elsewhere the guard costs little, and a second copy of the state may not fit.
-    is_tried = options.on_nan in ("stop", "skip") and jax.default_backend() == "cpu"
+    is_tried = is_cpu and options.on_nan in ("stop", "skip")
+    flat = form.step if is_one else form.lean
+    guarded = free = flat(training.make_step(options))
     if is_tried:
-        one = flat(training.make_step(dataclasses.replace(options, on_nan="count")))
+        free = flat(training.make_step(dataclasses.replace(options, on_nan="count")))
     many = form.lean(training.make_steps(options))
-    dispatcher = Dispatcher(one, many, wanted=wanted, jit=place.jit)
+    dispatcher = Dispatcher(free, many, wanted=wanted, jit=place.jit)
     last = dispatcher.one
-    if keeps_grads:
-        last = place.jit(form.step(training.make_step(options, keep_grads=True)))
+    if not is_one:
+        last = place.jit(form.step(training.make_step(options, keep_grads=keeps_grads)))
     if not is_tried:
         return Programs(dispatcher=dispatcher, last=last)
 

@@ -13,11 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tekoa.core import trees
 from tekoa.loop.dispatch import copied
 from tekoa.loop.flat import FlatStep, Leaves, Outputs
 
-# So many batches are kept; the wait after them costs less than a thousandth.
-_N_STEPS = 16
+# So many batches are kept: a wait after each costs a hundredth, a copy of the state more.
+_MAX_STEPS = 64
+_MAX_BYTES = 2**26
 
 
 class Trial:
@@ -40,11 +42,12 @@ class Trial:
         self._before: Leaves | None = None
         self._spare: Leaves | None = None
         self._batches: list[Any] = []
+        self._n_due = _MAX_STEPS
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to look."""
-        return len(self._batches) >= _N_STEPS
+        """Whether it is time to look, from the number and the shapes of batches alone."""
+        return len(self._batches) >= self._n_due
 
     def add(self, leaves: Leaves, batch: Any, *, is_held: bool) -> None:
         """Takes note of a step that is about to run.
@@ -56,6 +59,8 @@ class Trial:
         """
         if self._before is None:
             self._before = leaves if is_held else self._copied(leaves)
+            n_fitting = _MAX_BYTES // max(1, trees.n_bytes(batch))
+            self._n_due = max(1, min(_MAX_STEPS, n_fitting))
         self._batches.append(batch)
 
     def _copied(self, leaves: Leaves) -> Leaves:
