@@ -57,7 +57,8 @@ def test_truncated_files_are_found_and_walked_back(figure, tmp_path):
     for case in range(2 * n_files):
         directory = tmp_path / f"case{case}"
         target = fill(directory)
-        path = step_files(directory, 2)[case // 2]
+        paths = step_files(directory, 2)  # Their number may differ by one from save to save.
+        path = paths[case // 2 % len(paths)]
         os.truncate(path, path.stat().st_size // 2 if case % 2 else 0)
         check_fell_back(directory, target, path)
     figure(handled=f"{2 * n_files}/{2 * n_files}")
@@ -68,8 +69,8 @@ def test_deleted_files_are_found_and_walked_back(figure, tmp_path):
     for case in range(n_files):
         directory = tmp_path / f"case{case}"
         target = fill(directory)
-        path = step_files(directory, 2)[case]
-        path.unlink()
+        paths = step_files(directory, 2)
+        paths[case % len(paths)].unlink()
         with store.Store(directory) as writer:
             assert writer.restore(target).step == 1
     figure(handled=f"{n_files}/{n_files}")

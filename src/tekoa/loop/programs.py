@@ -48,8 +48,8 @@ def make_programs(
         keeps_grads: If true, the last step before a checkpoint gives its gradients.
     """
     is_cpu = jax.default_backend() == "cpu"
-    # Elsewhere norms cost little, and a second program is a second compilation.
-    is_one = not is_cpu and not keeps_grads
+    # Elsewhere norms cost little, and a second program is a second, long compilation.
+    is_one = not keeps_grads and not (is_cpu and place.layout is None)
     # Elsewhere the guard costs little, and a second copy of the state may not fit.
     is_tried = is_cpu and options.on_nan in ("stop", "skip")
     flat = form.step if is_one else form.lean
