@@ -90,9 +90,14 @@ def test_recipes_use_public_names_only(path):
             assert node.attr in tekoa.__all__, node.attr
 
 
-def test_only_one_file_imports_orbax():
-    users = [name_of(path) for path in MODULES if any("orbax" in m for m in imported(path))]
-    assert users == ["store/arrays.py"]
+def test_few_files_import_tensorstore_and_none_orbax():
+    def users(package):
+        return [name_of(path) for path in MODULES if any(package in m for m in imported(path))]
+
+    assert users("orbax") == []
+    assert users("tensorstore") == [
+        f"store/{name}.py" for name in ("array_writes", "arrays", "t5x_zarr")
+    ]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

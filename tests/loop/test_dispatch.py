@@ -113,6 +113,22 @@ def test_long_steps_compile_no_second_program(clock):
     assert set(clock.ran) == {"step"}
 
 
+def test_convolutions_on_cpu_compile_no_second_program(clock):
+    @jax.jit
+    def convolved(batch):
+        return jax.lax.conv(batch[None, None, :], jnp.ones((1, 1, 2)), (1,), "SAME").sum()
+
+    def step(leaves, batch):
+        return [leaves[0] + convolved(batch)], [batch.sum()]
+
+    seconds = {"step": 1e-3, "many": 0.0}
+    chosen = Dispatcher(step, many, wanted="auto", jit=clock.jit_with(seconds))
+    said = chosen.choose([jnp.zeros(())], np.ones(3, np.float32), 9)
+    assert chosen.n_together == 1
+    assert set(clock.ran) == {"step"}
+    assert "Convolutions" in said
+
+
 def test_the_choice_is_made_at_the_same_step_and_is_saved(line, early, capsys):
     def choices():
         loop = line.loop(n_steps=60, n_steps_per_checkpoint=10, stdout=True)

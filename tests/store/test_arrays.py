@@ -6,7 +6,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from tekoa.store import arrays, errors, leaves
+from tekoa.store import array_writes, arrays, errors, leaves
 
 
 def sharded(value, *spec):
@@ -27,6 +27,21 @@ def test_plain_orbax_reads_a_committed_step(saved):
     assert seen["rng"].tolist() == [0, 3]
 
 
+def test_plain_orbax_reads_onto_the_sharding_asked_for(saved):
+    value = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    directory = saved({"model_params": {"x": sharded(value, "a", "b"), "n": np.int32(3)}})
+    spread = sharded(value, None, "a").sharding
+    target = {
+        "x": jax.ShapeDtypeStruct((8, 8), np.float32, sharding=spread),
+        "n": jax.ShapeDtypeStruct((), np.int32),
+    }
+    with ocp.StandardCheckpointer() as reader:
+        seen = reader.restore(directory / "checkpoint_5" / "default", {"model_params": target})
+    assert seen["model_params"]["x"].sharding == spread
+    np.testing.assert_array_equal(seen["model_params"]["x"], value)
+    assert int(seen["model_params"]["n"]) == 3
+
+
 def test_orbax_checkpoint_manager_lists_and_reads_committed_steps(saved):
     directory = saved({"model_params": {"w": jnp.arange(3.0)}})
     options = ocp.CheckpointManagerOptions(step_prefix="checkpoint", read_only=True)
@@ -37,8 +52,8 @@ def test_orbax_checkpoint_manager_lists_and_reads_committed_steps(saved):
 
 
 def write(folder, values):
-    arrays.write(folder, values)
-    arrays.merge(folder)
+    array_writes.write(folder, values)
+    array_writes.merge(folder)
 
 
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "float8_e5m2", "bfloat16", "bool", "complex64"])
@@ -84,12 +99,3 @@ def test_array_of_another_shape_or_name_is_refused(tmp_path):
     missing = leaves.Leaf(name=("y",), shape=(2,), dtype="float32")
     with pytest.raises(errors.DamagedError, match="'y' cannot be read"):
         arrays.read(tmp_path, {("y",): missing}, {})
-
-
-def test_own_files_of_a_process_are_those_that_only_it_writes(tmp_path):
-    for name in ("ocdbt.process_0/d", "ocdbt.process_1/d", "d"):
-        path = tmp_path / "default" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    assert arrays.own_files(tmp_path, 1) == ["default/ocdbt.process_1/d"]
-    assert arrays.own_files(tmp_path, 2) == []

@@ -1,10 +1,10 @@
 """How many steps go into one dispatch, chosen by measuring on the running program.
 
 A small model spends much of a step in handing it to the device; several steps in one
-`lax.scan` save that. For others a scan is no gain, and on CPU convolutions in a scan are
-many times slower. So it is tried, on a copy of the state, and what was chosen is a fact
-of the run: a resumed run reuses it, since the two ways may differ in the last bit. When
-it is tried depends on the number of steps alone, for the same reason.
+`lax.scan` save that. For others a scan is no gain. So it is tried, on a copy of the state,
+and what was chosen is a fact of the run: a resumed run reuses it, since the two ways may
+differ in the last bit. When it is tried depends on the number of steps alone, for the same
+reason. Convolutions on CPU are not tried: in a scan they are ten times slower.
 """
 
 import math
@@ -59,6 +59,7 @@ class Dispatcher:
             raise ValueError(f"steps_per_dispatch must be 'auto' or at least 1, got {wanted!r}.")
         self.n_together: int | None = None if wanted == "auto" else wanted
         self.one = jit(step)
+        self._step = step
         self._many = jit(many)
 
     def n_next(self, n_run: int, n_left: int) -> int:
@@ -100,6 +101,9 @@ class Dispatcher:
         if seconds >= _SHORT_STEP_SECONDS:
             self.n_together = 1
             return f"A step takes {1e3 * seconds:.2g} ms: one goes to the device at a time."
+        if jax.default_backend() == "cpu" and self._has_convolution(leaves, batch):
+            self.n_together = 1
+            return "Convolutions are slow in a scan on CPU: one step goes to it at a time."
         group = [batch] * n
         self._seconds(leaves, group, n_steps)  # Compiles.
         ratios = []
@@ -112,6 +116,10 @@ class Dispatcher:
             f"{n} steps in one dispatch take {gain:.2f} of the time of single ones: "
             f"from here on {self.n_together} at a time."
         )
+
+    def _has_convolution(self, leaves: Leaves, batch: Any) -> bool:
+        # The text of a program tells of the functions that it calls too.
+        return "conv_general_dilated" in str(jax.make_jaxpr(self._step)(leaves, batch))
 
     def _seconds(self, leaves: Leaves, group: list[Any], n_steps: int) -> float:
         """Seconds per step over a round, the stacking of batches included."""

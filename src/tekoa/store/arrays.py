@@ -1,12 +1,11 @@
-"""Arrays on disk: written by Orbax, read leaf by leaf with TensorStore.
+"""Arrays on disk: how a step holds them, and how they are read, leaf by leaf.
 
-The only file that imports Orbax. Arrays stand in `default/` of a step as one Orbax
-PyTree of nested dicts, so that plain Orbax reads it as a step's default item. They
-are not compressed: trained weights hardly shrink, and a size on disk below the size
-in memory can then be refused as damage.
+They stand in `default/` of a step as one PyTree of nested dicts in Orbax's format, so that
+plain Orbax reads it as a step's default item. They are not compressed: trained weights
+hardly shrink, and a size on disk below the size in memory can then be refused as damage.
+`array_writes` writes them.
 """
 
-import contextlib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from tekoa.core import trees
-from tekoa.store import errors, faultpoints, files, leaves, names
+from tekoa.store import errors, leaves, names
 
 FOLDER = "default"
 
@@ -24,53 +23,6 @@ _NATIVE = frozenset(
     ["bool", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
-
-
-def write(directory: pathlib.Path, arrays: Mapping[trees.Name, Any]) -> None:
-    """Writes arrays into a step that is being made; `merge` must follow.
-
-    Args:
-        directory: The step's temporary directory.
-        arrays: numpy or jax arrays by name. Arrays over several devices are written
-            shard by shard; every process writes the shards it holds.
-    """
-    import etils.epath
-    import orbax.checkpoint as ocp
-
-    for value in arrays.values():
-        if isinstance(value, jax.Array):
-            value.copy_to_host_async()
-    stored = {name: to_stored(value) for name, value in arrays.items() if np.size(value)}
-    if not stored:
-        return
-    folder = etils.epath.Path(directory / FOLDER)
-    folder.mkdir(exist_ok=True)
-    with contextlib.closing(_handler()) as handler:
-        handler.save(folder, args=ocp.args.PyTreeSave(nest(stored, names.escape)))
-    faultpoints.reach("mid_write")
-
-
-def merge(directory: pathlib.Path) -> None:
-    """Joins what all processes have written into one; one of them calls it."""
-    import etils.epath
-
-    folder = directory / FOLDER
-    if folder.is_dir():
-        with contextlib.closing(_handler()) as handler:
-            handler.finalize(etils.epath.Path(folder))
-
-
-def own_files(directory: pathlib.Path, index: int) -> list[str]:
-    """The files that process `index` of several wrote and nobody else touches."""
-    folder = directory / FOLDER / f"ocdbt.process_{index}"
-    paths = [path for path, is_dir in files.walk(folder) if not is_dir] if folder.is_dir() else []
-    return [f"{FOLDER}/{folder.name}/{path}" for path in paths]
-
-
-def _handler() -> Any:
-    import orbax.checkpoint as ocp
-
-    return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False, use_compression=False)
 
 
 def nest(flat: Mapping[trees.Name, Any], rename: Callable[[str], str] = str) -> dict[str, Any]:
@@ -96,6 +48,31 @@ def to_stored(value: Any) -> Any:
     ):
         value = np.asarray(value)
     return value.view(np.uint8) if odd else value
+
+
+def spec(folder: pathlib.Path, name: trees.Name) -> dict[str, Any]:
+    """Gives what TensorStore needs to open an array.
+
+    Args:
+        folder: The arrays of a step, or of one process in it.
+        name: The array.
+    """
+    return {
+        "driver": "zarr",
+        "kvstore": {**kvstore(folder), "path": f"{'.'.join(map(names.escape, name))}/"},
+        "recheck_cached_data": False,
+        "recheck_cached_metadata": False,
+        "store_data_equal_to_fill_value": True,
+    }
+
+
+def kvstore(folder: pathlib.Path) -> dict[str, Any]:
+    """Gives the same for all arrays of a folder together."""
+    return {
+        "driver": "ocdbt",
+        "base": {"driver": "file", "path": f"{folder.absolute()}/"},
+        "config": {"compression": None},
+    }
 
 
 def from_stored(value: np.ndarray, dtype: str) -> np.ndarray:
@@ -127,7 +104,7 @@ def read(
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
     full = {name: leaf for name, leaf in wanted.items() if 0 not in leaf.shape}
     _check_sizes(directory, full)
-    opening = {name: ts.open(_spec(directory, name), context=context) for name in full}
+    opening = {name: ts.open(spec(directory / FOLDER, name), context=context) for name in full}
     opened = {name: _check(directory, full[name], future) for name, future in opening.items()}
     # All reads start before any is waited for: TensorStore runs them side by side.
     reading = {
@@ -180,17 +157,6 @@ class Reading:
 
     def _part(self, part: tuple[slice, ...] | None) -> np.ndarray:
         return from_stored(finish(self._futures[str(part)], self._where), self._leaf.dtype)
-
-
-def _spec(directory: pathlib.Path, name: trees.Name) -> dict[str, Any]:
-    base = {"driver": "file", "path": f"{(directory / FOLDER).absolute()}/"}
-    path = ".".join(names.escape(part) for part in name)
-    return {
-        "driver": "zarr",
-        "kvstore": {"driver": "ocdbt", "base": base, "path": f"{path}/"},
-        "recheck_cached_data": False,
-        "recheck_cached_metadata": False,
-    }
 
 
 def _check_sizes(directory: pathlib.Path, wanted: Mapping[trees.Name, leaves.Leaf]) -> None:

@@ -1,7 +1,7 @@
 """One job at a time in a thread, its errors brought back, waited for at exit.
 
 A program that just ends still commits its last save: `threading` runs our exit hook
-while executors, which Orbax needs, still take work. `atexit` would come too late for
+while executors, which a save needs, still take work. `atexit` would come too late for
 that; it only ends the program with a code that tells of the failure.
 """
 

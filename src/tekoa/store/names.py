@@ -5,6 +5,7 @@
 while it is removed `.trash-<uuid>`.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -101,6 +102,7 @@ def is_safe_path(path: str) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def escape(part: str) -> str:
     """Writes one part of a leaf's name so that no two names are the same joined by '.'.
 

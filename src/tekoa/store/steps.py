@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import jax
 
 from tekoa.core import hosts, trees
-from tekoa.store import arrays, errors, files, leaves, manifest, names, t5x, t5x_step
+from tekoa.store import array_writes, arrays, errors, files, leaves, manifest, names, t5x, t5x_step
 
 Layout = Literal["tekoa", "t5x"]
 
@@ -127,7 +127,7 @@ def write_step(
         axes: For 't5x': by item, a tree of axes as `t5x.write` takes it.
     """
     if layout == "tekoa":
-        arrays.write(directory, values)
+        array_writes.write(directory, values)
     elif hosts.current().is_writer:
         t5x_step.write(directory, index, values, axes)
 
@@ -135,5 +135,5 @@ def write_step(
 def finish_step(directory: pathlib.Path, index: leaves.Index, *, layout: Layout) -> None:
     """Writes what a step has once, however many processes wrote its arrays."""
     if layout == "tekoa":
-        arrays.merge(directory)
+        array_writes.merge(directory)
         leaves.write_index(directory, index)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tekoa.core.hosts import Hosts
-from tekoa.store import arrays, commit, errors, files
+from tekoa.store import array_writes, commit, errors, files
 from tekoa.store import lease as lease_lib
 
 
@@ -91,7 +91,7 @@ def save(
         write(tmp)
         if group.count == 1:
             return {}
-        return files.checksums(tmp, arrays.own_files(tmp, group.index), sync=True)
+        return files.checksums(tmp, array_writes.own_files(tmp, group.index), sync=True)
 
     def publish() -> None:
         assert lease is not None
