@@ -50,8 +50,8 @@ def count_compilations() -> Iterator[Compilations]:
     """
     record = Compilations()
 
-    def listen(event: str, duration_seconds: float, **kwargs: Any) -> None:
-        del duration_seconds
+    def listen(event: str, duration_secs: float, **kwargs: Any) -> None:
+        del duration_secs
         if event == _COMPILE_EVENT:
             record.names.append(str(kwargs.get("fun_name", "unknown")))
 
@@ -233,6 +233,7 @@ class _SavedReader:
 
 
 def _as_jax(x: np.ndarray, like: Any) -> jax.Array:
+    array = jax.numpy.array(x)
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
-    return jax.numpy.array(x)
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like))
+    return array

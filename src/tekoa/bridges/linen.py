@@ -87,7 +87,9 @@ def model_fns(
     return ModelFns(init=init_fn, apply=apply_fn, axes=axes_fn)
 
 
-def logical_axes(found: Mapping[str, Any]) -> dict[trees.Name, tuple[Any, ...]]:
+def logical_axes(
+    found: flax.core.FrozenDict[str, Any] | dict[str, Any],
+) -> dict[trees.Name, tuple[Any, ...]]:
     """Reads the boxes that parameters stand in, and the collections made for axes alone."""
     is_named = lambda x: isinstance(getattr(x, "names", None), tuple)  # noqa: E731
     axes = {}

@@ -28,7 +28,7 @@ def put(values: Sequence[Any], shardings: Sequence[Any]) -> list[jax.Array]:
     ]
 
 
-def _put_far(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+def _put_far(value: Any, sharding: Any) -> jax.Array:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return jax.device_put(value, sharding)
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):

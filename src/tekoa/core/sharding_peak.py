@@ -181,7 +181,7 @@ def _set_splits(operation: _Operation, sizes: Sizes) -> None:
 
 def _of_scan(operation: _Operation) -> tuple[slice, int]:
     """Which inputs are carried from turn to turn, and how many; by shapes, as names vary."""
-    inner = _opened(operation.params["jaxpr"])
+    inner: Any = _opened(operation.params["jaxpr"])
     n_carry = sum(
         len(var.aval.shape) == len(value.aval.shape)
         for var, value in zip(inner.outvars, operation.outputs, strict=True)

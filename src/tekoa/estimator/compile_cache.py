@@ -27,6 +27,7 @@ _OPTIONS = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
+_DIRECTORY = "jax_compilation_cache_dir"
 _TROUBLE = "Error (reading|writing) persistent compilation cache"
 
 
@@ -38,7 +39,7 @@ def opened(wanted: str | None) -> Iterator[None]:
         wanted: A directory, "off", or None for the user's cache directory. None leaves a
             cache alone that JAX was given by its own settings.
     """
-    if wanted == OFF or (wanted is None and jax.config.jax_compilation_cache_dir):
+    if wanted == OFF or (wanted is None and getattr(jax.config, _DIRECTORY)):
         yield
         return
     try:
@@ -52,7 +53,7 @@ def opened(wanted: str | None) -> Iterator[None]:
         _say(f"Nothing compiled is kept: {error}. --compile_cache=DIR chooses another directory.")
         yield
         return
-    with _settings({"jax_compilation_cache_dir": str(directory), **_OPTIONS}), _healing(directory):
+    with _settings({_DIRECTORY: str(directory), **_OPTIONS}), _healing(directory):
         yield
 
 

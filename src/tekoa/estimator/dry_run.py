@@ -93,9 +93,9 @@ def _compiling() -> Iterator[list[float]]:
     """Gathers the seconds that XLA spends on each program."""
     seconds: list[float] = []
 
-    def listen(event: str, duration_seconds: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration_seconds)
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

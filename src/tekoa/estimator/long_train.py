@@ -164,7 +164,7 @@ class OwnTraining:
                 f"{type(module).__name__} must give its metrics by name, as a dict; got "
                 f"{type(found).__name__}."
             )
-        is_there: Mapping[str, Any] = {}
+        is_there: Any = {}
         if isinstance(module, MeanMetrics):
             is_there = module.apply(gathered, method=MeanMetrics.gathered)
         return {name: float(found[name]) for name in found if is_there.get(name, True)}

@@ -46,12 +46,13 @@ def _forget(curves: Curves, event: Any) -> None:
 
 
 def _events(path: pathlib.Path) -> Iterator[Any]:
-    from google.protobuf.message import DecodeError  # pyright: ignore[reportMissingModuleSource]
+    from google.protobuf.message import DecodeError
     from tensorboardX.proto import event_pb2
 
+    protos: Any = event_pb2  # Its classes are made when it is imported: they have no types.
     for record in _records(path.read_bytes()):
         try:
-            yield event_pb2.Event.FromString(record)
+            yield protos.Event.FromString(record)
         except DecodeError:
             return
 

@@ -131,7 +131,10 @@ def _compiled(training: Training, args: Any, specs: Any, layout: Layout, options
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), args, where
     )
     made = jax.jit(traced, donate_argnums=0, out_shardings=(where[0], None))
-    return int(made.lower(*given).compile().memory_analysis().temp_size_in_bytes)
+    memory = made.lower(*given).compile().memory_analysis()
+    if memory is None:
+        raise UsageError(f"{jax.default_backend()!r} does not tell the memory of a program.")
+    return int(memory.temp_size_in_bytes)
 
 
 def _estimated(training: Training, args: Any, specs: Any, layout: Layout, options: Options) -> int:

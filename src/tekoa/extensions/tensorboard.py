@@ -82,8 +82,7 @@ class PointWriter:
         """Opens the file, once; points of earlier files after `step` are forgotten."""
         if self._file is not None or not self._is_writer:
             return
-        from tensorboardX.proto import event_pb2
-
+        event_pb2, _ = _protos()
         self._directory.mkdir(parents=True, exist_ok=True)
         is_resumed = any(self._directory.glob("events.out.tfevents.*"))
         # Two starts within one second must not share a file, and must keep their order.
@@ -100,8 +99,7 @@ class PointWriter:
         """Adds one point, under the very name given: `params/Dense_0/kernel (256, 10)`."""
         if not self._is_writer:
             return
-        from tensorboardX.proto import event_pb2, summary_pb2
-
+        event_pb2, summary_pb2 = _protos()
         point = summary_pb2.Summary.Value(tag=tag, simple_value=value)
         self._write(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=[point])))
 
@@ -129,3 +127,10 @@ class PointWriter:
         if self._file is not None:
             self._close()
             self._file = None
+
+
+def _protos() -> tuple[Any, Any]:
+    """The modules of messages: their classes are made at the import, and have no types."""
+    from tensorboardX.proto import event_pb2, summary_pb2
+
+    return event_pb2, summary_pb2

@@ -36,7 +36,7 @@ class EvalLoop:
         use_average: bool = True,
         rnkey: jax.Array | None = None,
         collections: Mapping[str, Sequence[str]] | None = None,
-        devices: Sequence[jax.Device] | None = None,
+        devices: Sequence[Any] | None = None,
         layout: Layout | None = None,
         stop_flag: StopFlag | None = None,
     ):

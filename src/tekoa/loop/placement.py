@@ -26,7 +26,7 @@ _log = logging.getLogger("tekoa")
 
 def choose_layout(
     layout: Layout | None,
-    devices: Sequence[jax.Device] | None,
+    devices: Sequence[Any] | None,
     optimizer_rules: Rules | str | None = None,
 ) -> Layout | None:
     """Settles the layout from what a loop was given.
@@ -213,7 +213,7 @@ class Placement:
             self._warn(n_rows)
             return self.whole(batch)
         leaves, treedef = jax.tree.flatten(batch)
-        where = [self._rows if np.ndim(x) else self._whole for x in leaves]
+        where: list[Any] = [self._rows if np.ndim(x) else self._whole for x in leaves]
         if self.spans_processes:
             placed = list(map(_from_local, leaves, where))
         else:

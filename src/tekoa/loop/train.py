@@ -73,7 +73,7 @@ class TrainLoop:
         collections: Mapping[str, Sequence[str]] | None = None,
         mutable_collections: bool | Sequence[str] = True,
         input_sample: Any = None,
-        devices: Sequence[jax.Device] | None = None,
+        devices: Sequence[Any] | None = None,
         layout: Layout | None = None,
         optimizer_rules: Rules | str | None = None,
         stdout: bool = False,

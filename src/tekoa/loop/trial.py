@@ -65,8 +65,9 @@ class Trial:
 
     def _copied(self, leaves: Leaves) -> Leaves:
         spare, self._spare = self._spare, None
-        self._spare = _copied_into(spare, leaves) if spare else copied(leaves)
-        return self._spare
+        made: Leaves = _copied_into(spare, leaves) if spare else copied(leaves)
+        self._spare = made
+        return made
 
     def settled(self, leaves: Leaves) -> tuple[Leaves, Outputs] | None:
         """Waits for the steps; runs them again if they met something bad.

@@ -16,6 +16,7 @@ its own training step. The short form (see `mnist`) says the same in fewer words
 
 import types
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def get_config() -> ml_collections.ConfigDict:
 
 def load_config(flags: types.SimpleNamespace) -> ml_collections.ConfigDict:
     """The settings of this run, and the functions that open its data."""
-    config = ml_collections.ConfigDict(flags.module_config)
+    config: Any = ml_collections.ConfigDict(flags.module_config)
     # Steps get what can be hashed: the numbers, without the functions.
     config.frozen = ml_collections.FrozenConfigDict(config)
 
@@ -92,7 +93,7 @@ class LinearRegression(nn.Module):
         return jnp.mean(jnp.square(self(x) - y)), len(x)
 
 
-def get_train_state(config: ml_collections.ConfigDict, rng: jax.Array) -> TrainState:
+def get_train_state(config: Any, rng: jax.Array) -> TrainState:
     """Model, optimizer and metrics at the start of training."""
     return TrainState.create(
         MeanMetrics.create("train_loss", "valid_loss"),
@@ -130,7 +131,7 @@ def added(state: TrainState, metrics, name: str, mean: jax.Array, n_rows: int):
     return metrics
 
 
-def get_infer_state(config: ml_collections.ConfigDict) -> InferState:
+def get_infer_state(config: Any) -> InferState:
     """The model as evaluation and prediction use it."""
     return InferState.create(LinearRegression(config.y_dim), jnp.zeros((1, config.x_dim)))
 
@@ -141,7 +142,7 @@ def infer_step(config, batch: jax.Array, state: InferState) -> InferState:
     return state.replace(ret=state.apply_fn(state.variables(), batch))
 
 
-def get_evaluator(config: ml_collections.ConfigDict) -> Evaluator:
+def get_evaluator(config: Any) -> Evaluator:
     """What is measured over all results."""
     del config
 
@@ -151,7 +152,7 @@ def get_evaluator(config: ml_collections.ConfigDict) -> Evaluator:
     return Evaluator({"mse": (list, mse)})
 
 
-def get_predictor(config: ml_collections.ConfigDict) -> Predictor:
+def get_predictor(config: Any) -> Predictor:
     """How results are written: a line of numbers for each."""
     del config
     return Predictor(lambda found: [" ".join(f"{y:.4f}" for y in row) for row in found])

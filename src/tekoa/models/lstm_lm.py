@@ -99,12 +99,12 @@ def get_config() -> ml_collections.ConfigDict:
     )
 
 
-def open_data(config: ml_collections.ConfigDict, pattern: str, *, train: bool) -> Source:
+def open_data(config: Any, pattern: str, *, train: bool) -> Source:
     """Opens text as a stream of tokens; words with a vocabulary, else bytes."""
     return text.open_text(pattern, config.vocab_path, config.seq_length, train=train)
 
 
-def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment:
+def experiment(config: Any, data: DataFacts) -> Experiment:
     """The LSTM for this vocabulary."""
     text.check_settings(
         config.model_config,
@@ -199,7 +199,9 @@ class LstmLM(nn.Module):
         init = nn.initializers.truncated_normal(self.hidden_size**-0.5)
         embed = nn.Embed(self.vocab_size, self.hidden_size, embedding_init=init, name="embed")
         x_LxBxH = embed(jnp.concatenate([first_B[None], tokens_BxL.T[:-1]]))
-        kept = (jnp.where(keep[:, None], carry[name].value, 0) for name in ("recurrent", "memory"))
+        recurrent, memory = (
+            jnp.where(keep[:, None], carry[name].value, 0) for name in ("recurrent", "memory")
+        )
         layer = LstmLayer(
             self.hidden_size,
             self.memory_size,
@@ -208,7 +210,7 @@ class LstmLM(nn.Module):
             self.memory_dropout_rate,
             name="lstm",
         )
-        last, out_LxBxH = layer(tuple(kept), x_LxBxH, train)
+        last, out_LxBxH = layer((recurrent, memory), x_LxBxH, train)
         if not self.is_initializing():
             carry["prev"].value = tokens_BxL[:, -1]
             carry["recurrent"].value, carry["memory"].value = last

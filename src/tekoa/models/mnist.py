@@ -10,6 +10,7 @@ pattern: `--train_pattern=idx://DIR/split=train --valid_pattern=idx://DIR/split=
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
     )
 
 
-def optimizer(config: ml_collections.ConfigDict, data: DataFacts) -> optax.GradientTransformation:
+def optimizer(config: Any, data: DataFacts) -> optax.GradientTransformation:
     """Amos at 1/sqrt(number of batches), warmed up."""
     n_batches = max(1.0, (data.n_examples or 1) / data.batch_size)
 

@@ -92,12 +92,12 @@ def get_config() -> ml_collections.ConfigDict:
     )
 
 
-def open_data(config: ml_collections.ConfigDict, pattern: str, *, train: bool) -> Source:
+def open_data(config: Any, pattern: str, *, train: bool) -> Source:
     """Opens text as a stream of tokens; words with a vocabulary, else bytes."""
     return text.open_text(pattern, config.vocab_path, config.seq_length, train=train)
 
 
-def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment:
+def experiment(config: Any, data: DataFacts) -> Experiment:
     """The decoder for this vocabulary."""
     _check(config)
     vocab_size, start_id = text.tokens_of(data.info)
@@ -133,7 +133,7 @@ def experiment(config: ml_collections.ConfigDict, data: DataFacts) -> Experiment
     return found
 
 
-def _check(config: ml_collections.ConfigDict) -> None:
+def _check(config: Any) -> None:
     def refuse(name: str, wanted: str) -> None:
         raise UsageError(f"--module_config.{name} must be {wanted}, got {config[name]!r}.")
 
@@ -191,7 +191,8 @@ class TransformerLM(nn.Module):
         x = drop(rows[tokens_BxL] * math.sqrt(self.width))
         x = constrain(x, "batch", "length", "embed")
         for i in range(self.n_layers):
-            attention, mlp = (nn.remat(x) if self.remat else x for x in (Attention, MLP))
+            attention = nn.remat(Attention) if self.remat else Attention
+            mlp = nn.remat(MLP) if self.remat else MLP
             halves = (
                 attention(self.n_heads, name=f"attention_{i}"),
                 mlp(self.mlp_width, self.is_gated, name=f"mlp_{i}"),
@@ -271,7 +272,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Gives x normalized along its last axis."""
-        init = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
+        init: Any = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
         scale = self.param("scale", init, (x.shape[-1],))
         square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
         return x * jax.lax.rsqrt(square + 1e-6).astype(x.dtype) * scale
@@ -287,5 +288,6 @@ def _param(
     """A matrix with logical axes, drawn so that what is contracted with it keeps its size."""
     contracted = (contracted,) if isinstance(contracted, int) else contracted
     stddev = math.prod(shape[axis] for axis in contracted) ** -0.5
-    init = nn.with_logical_partitioning(nn.initializers.normal(stddev), axes)
+    # `param` gives the array without the box of its axes, which its type does not tell.
+    init: Any = nn.with_logical_partitioning(nn.initializers.normal(stddev), axes)
     return module.param(name, init, shape)

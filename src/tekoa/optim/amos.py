@@ -28,7 +28,7 @@ _record: contextvars.ContextVar[dict[str, float] | None] = contextvars.ContextVa
 class ScaleByAmosState(NamedTuple):
     """What Amos remembers between steps."""
 
-    count: jax.Array  # Completed updates, int32.
+    count: Any  # Completed updates, an int32 array.
     v: trees.PyTree  # Running mean of squared gradients, in the slots' shapes.
     b: trees.PyTree  # Accumulated decay, in the slots' shapes.
 
@@ -130,11 +130,11 @@ def scale_by_amos(
         return ScaleByAmosState(count=jnp.zeros((), jnp.int32), v=v, b=b)
 
     def update(
-        updates: trees.PyTree, state: ScaleByAmosState, params: trees.PyTree | None = None
+        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None
     ) -> tuple[trees.PyTree, ScaleByAmosState]:
         if params is None:
             raise ValueError("Amos needs the parameters: call update(grads, state, params).")
-        count = optax.safe_increment(state.count)
+        count: Any = optax.safe_increment(state.count)
         xi = learning_rate(count) if callable(learning_rate) else learning_rate
         xi = jnp.asarray(xi, jnp.float32)
         # 1 - beta**count, without the cancellation of the plain form.

@@ -56,7 +56,7 @@ def state_partition_rule(
         )
     drop = lambda axis: None  # noqa: E731
     return amos.ScaleByAmosState(
-        count=None,  # pyright: ignore[reportArgumentType]
+        count=None,
         v=_map_axes(drop, state.v, params_axes),
         b=_map_axes(drop, state.b, params_axes),
     )

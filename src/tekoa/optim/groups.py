@@ -6,7 +6,7 @@ same table serves Linen, NNX, Equinox and dict trees, since leaves are named ali
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -63,10 +63,10 @@ def groups(
     >>> {group: float(rate) for group, rate in rates.current_rates(state).items()}
     {'bias$': 0.0, 'kernel$': 0.5}
     """
-    transforms = {
+    transforms: dict[Hashable, optax.GradientTransformation] = {
         pattern: _in_group(_transform(pattern, value, make)) for pattern, value in table.items()
     }
-    patterns = {pattern: pattern for pattern in transforms}
+    patterns = {pattern: pattern for pattern in table}
 
     def labels(tree: trees.PyTree) -> trees.PyTree:
         return rules.map_rules(patterns, tree)
@@ -125,7 +125,7 @@ def _transform(
     if value is None or value == "freeze":
         return rates.freeze()
     if isinstance(value, optax.MultiSteps):
-        return optax.GradientTransformation(value.init, value.update)
+        return value.gradient_transformation()
     if isinstance(value, optax.GradientTransformation):
         return value
     is_rate = callable(value) or jnp.isscalar(value)

@@ -27,7 +27,7 @@ def freeze() -> optax.GradientTransformation:
     """
 
     def update(
-        updates: trees.PyTree, state: FrozenState, params: trees.PyTree | None = None
+        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None
     ) -> tuple[trees.PyTree, FrozenState]:
         del params
         return jax.tree.map(jnp.zeros_like, updates), state
@@ -38,7 +38,7 @@ def freeze() -> optax.GradientTransformation:
 class RatedState(NamedTuple):
     """The state of a transformation, and what its learning rate was."""
 
-    count: jax.Array  # Completed updates, int32.
+    count: Any  # Completed updates, an int32 array.
     rate: jax.Array  # Of the last update; before the first, the rate it will have.
     inner: Any  # The transformation's own state.
 
@@ -81,7 +81,7 @@ def rated(
         return RatedState(count, rate_of(count), tx.init(params))
 
     def update(
-        updates: trees.PyTree, state: RatedState, params: Any = None, **extra_args: Any
+        updates: trees.PyTree, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[trees.PyTree, RatedState]:
         updates, inner = tx.update(updates, state.inner, params, **extra_args)
         count = optax.safe_increment(state.count)

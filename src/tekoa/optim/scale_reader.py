@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax.numpy as jnp
 import numpy as np
@@ -83,12 +83,12 @@ class Reader:
         last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if _is_var(v)}
         kept = {v for v in jaxpr.outvars if _is_var(v)}
         for i, eqn in enumerate(jaxpr.eqns):
-            ins = [env[v] if _is_var(v) else constant(v.val, v.aval) for v in eqn.invars]
+            ins = [_read(v, env) for v in eqn.invars]
             env |= dict(zip(eqn.outvars, self._equation(eqn, ins), strict=True))
             for v in {v for v in eqn.invars if _is_var(v)} - kept:
                 if last[v] == i:
                     env.pop(v, None)
-        return [env[v] if _is_var(v) else constant(v.val, v.aval) for v in jaxpr.outvars]
+        return [_read(v, env) for v in jaxpr.outvars]
 
     def _equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         name = eqn.primitive.name
@@ -180,7 +180,11 @@ def with_views(value: Value, views: Sequence[scale_views.View]) -> Value:
     return dataclasses.replace(value, views=tuple(views))
 
 
-def _is_var(v: Any) -> bool:
+def _read(v: core.Var | core.Literal, env: Mapping[core.Var, Value]) -> Value:
+    return constant(v.val, v.aval) if isinstance(v, core.Literal) else env[v]
+
+
+def _is_var(v: Any) -> TypeGuard[core.Var]:
     return not isinstance(v, core.Literal)
 
 

@@ -16,7 +16,7 @@ Schedule = Callable[[Any], Any]
 ScalarOrSchedule = float | jax.Array | np.ndarray | Schedule
 
 
-def constant(step_size: float | jax.Array) -> Schedule:
+def constant(step_size: float | jax.Array | np.ndarray) -> Schedule:
     """Gives `step_size` at every step.
 
     >>> constant(0.1)(7)

@@ -18,7 +18,7 @@ from tekoa.optim import packed
 class FromTripleState(NamedTuple):
     """What a triple remembers, without the parameters, which optax passes in."""
 
-    count: jax.Array  # Completed updates, int32: the step index of the next one.
+    count: Any  # Completed updates, an int32 array: the step index of the next one.
     slots: Any  # A tuple of trees like the parameters, one for each slot.
 
 
@@ -54,7 +54,7 @@ def from_triple(triple: packed.Optimizer) -> optax.GradientTransformation:
         return FromTripleState(jnp.zeros((), jnp.int32), _slots(triple, opt_state))
 
     def update(
-        updates: trees.PyTree, state: FromTripleState, params: trees.PyTree | None = None
+        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None
     ) -> tuple[trees.PyTree, FromTripleState]:
         if params is None:
             raise ValueError("A triple needs the parameters: call update(grads, state, params).")

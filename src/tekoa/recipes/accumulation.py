@@ -6,6 +6,8 @@ The batch is run in parts inside the one step, so a step is still a step: schedu
 checkpoints see nothing of it. The result is that of the whole batch; the memory is that of a part.
 """
 
+from typing import Any
+
 import jax
 import optax
 
@@ -47,7 +49,8 @@ def _megabytes(model: object, parts: int) -> float:
         fns, task.loss, task.optimizer, accumulate=parts, split=toy.as_pair
     )
     compiled = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
-    return compiled.memory_analysis().temp_size_in_bytes / 1e6
+    memory: Any = compiled.memory_analysis()
+    return memory.temp_size_in_bytes / 1e6
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ bytes are those that Flax's serialization makes.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -25,7 +25,8 @@ def pack(tree: Any) -> bytes:
     """Encodes nested dicts of numpy arrays, numbers, strings and None."""
     import msgpack
 
-    return msgpack.packb(_split_large(tree), default=_encode, strict_types=True)
+    data = msgpack.packb(_split_large(tree), default=_encode, strict_types=True)
+    return cast(bytes, data)  # None is for a packer that is fed in parts.
 
 
 def unpack(data: bytes, where: str) -> Any:
@@ -70,7 +71,8 @@ def _array_bytes(array: np.ndarray) -> bytes:
 
     # Little endian and C order, whatever the array is.
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return msgpack.packb((array.shape, array.dtype.name, array.tobytes("C")), use_bin_type=True)
+    data = msgpack.packb((array.shape, array.dtype.name, array.tobytes("C")), use_bin_type=True)
+    return cast(bytes, data)
 
 
 def _decode(code: int, payload: bytes, where: str) -> Any:
