@@ -71,8 +71,9 @@ def trace(
             f"The model cannot be traced on a batch of {shapes}: {_first_line(error)} "
             "Check the batch against what fn(params, *batch) expects."
         ) from error
-    if not any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in jaxpr.jaxpr.outvars):
-        dtypes = [str(v.aval.dtype) for v in jaxpr.jaxpr.outvars]
+    avals: list[Any] = [v.aval for v in jaxpr.jaxpr.outvars]
+    if not any(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals):
+        dtypes = [str(aval.dtype) for aval in avals]
         raise ValueError(
             f"The function is not differentiable: its outputs are {dtypes}, none of them "
             "floating. Return the loss or the logits, not predictions."
