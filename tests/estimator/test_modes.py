@@ -50,7 +50,7 @@ def test_training_leaves_what_the_spec_says(trained):
     assert json.loads((trained / "train_end.json").read_text()) == {"step": 25}
     facts = json.loads((trained / "run.json").read_text())
     assert facts["random_seed"] == 3
-    assert facts["settings"] == {"warmup": 2000, "amos_beta": 0.98}
+    assert facts["settings"] == {"warmup": 500, "amos_beta": 0.98}
     assert facts["n_steps"] == 25
     assert facts["scales"]["Dense_1/kernel"] == pytest.approx(256**-0.5)
 

@@ -44,6 +44,18 @@ def test_a_prime_length_stays_whole_and_others_are_split():
     assert array_writes._chunk((3, 1000), 100) == (1, 100)
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 20], ids=["as they lie", "in a transaction"])
+def test_both_ways_of_writing_keep_every_byte(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(array_writes, "_SMALL_BYTES", limit)
+    rng = np.random.default_rng(0)
+    values = {("w", str(i)): rng.random((7, i + 1), np.float32) for i in range(40)}
+    values |= {("step",): np.int32(7), ("zeros",): np.zeros((3, 5)), ("s",): sharded(rng.random(8))}
+    array_writes.write(tmp_path, values)
+    read = arrays.read(tmp_path, {name: leaf_of(name, x) for name, x in values.items()}, {})
+    for name, value in values.items():
+        assert read[name].tobytes() == np.asarray(value).tobytes()
+
+
 def test_large_arrays_are_split_and_read_back_whole_or_sharded(tmp_path, monkeypatch):
     monkeypatch.setattr(array_writes, "_MAX_CHUNK_BYTES", 256)
     value = np.arange(32 * 24, dtype=np.float32).reshape(32, 24)

@@ -95,15 +95,15 @@ class Dispatcher:
             batch: A batch.
             n_run: Steps from checkpoint to checkpoint: as few as can be are left single.
         """
+        if jax.default_backend() == "cpu" and self._has_convolution(leaves, batch):
+            self.n_together = 1
+            return "Convolutions are slow in a scan on CPU: one step goes to it at a time."
         n = max(_N_TOGETHER, key=lambda n: ((n_run - 1) // n * n, n))
         n_steps = _N_GROUPS_PER_ROUND * n
         seconds = self._seconds(leaves, [batch], n_steps)
         if seconds >= _SHORT_STEP_SECONDS:
             self.n_together = 1
             return f"A step takes {1e3 * seconds:.2g} ms: one goes to the device at a time."
-        if jax.default_backend() == "cpu" and self._has_convolution(leaves, batch):
-            self.n_together = 1
-            return "Convolutions are slow in a scan on CPU: one step goes to it at a time."
         group = [batch] * n
         self._seconds(leaves, group, n_steps)  # Compiles.
         ratios = []

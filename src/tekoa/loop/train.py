@@ -259,7 +259,9 @@ class TrainLoop:
         if self.step == target:  # Else a resumed run goes on with the sums of this stretch.
             self._runner.reset_sums(self._training.empty)
             if self._dispatcher.is_choice_due(self.step, stretch.n_steps):
-                self._say(self._runner.choose(stretch))
+                told = self._runner.choose(stretch)
+                # That steps go on as they did is for the log alone.
+                (_log.info if self._dispatcher.n_together == 1 else self._say)(told)
         return self._record(
             loss=stretch.output.loss,
             grads=stretch.output.grads if stretch.has_grads else None,

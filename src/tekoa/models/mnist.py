@@ -2,11 +2,10 @@
 
     tekoa train mnist
 
-trains on the embedded handwritten digits in about half a minute on 2 cores, to a test
-accuracy of 0.93 to 0.97 with most seeds (on writers that it has not seen). The rate still
-rises when it ends, so one seed of eight ended at 0.83, its best checkpoint being at 0.96:
-`eval_wait --save_high=test_accuracy` keeps that one. Other image sets are a change of the
-pattern: `--train_pattern=idx://DIR/split=train --valid_pattern=idx://DIR/split=test`.
+trains on the embedded handwritten digits in seven seconds on 2 cores, to a test accuracy of
+0.95 to 0.97 (on writers that it has not seen). Other image sets are a change of the pattern:
+`--train_pattern=idx://DIR/split=train --valid_pattern=idx://DIR/split=test` trains on MNIST
+to 0.993 in four minutes.
 """
 
 import math
@@ -54,7 +53,7 @@ SLOTS = {".*bias": (), "Conv.*kernel": "(1, 1, 1, SHAPE[-1])", "Dense.*kernel": 
 
 def get_config() -> ml_collections.ConfigDict:
     """Settings of the model."""
-    return ml_collections.ConfigDict({"warmup": 2000, "amos_beta": 0.98})
+    return ml_collections.ConfigDict({"warmup": 500, "amos_beta": 0.98})
 
 
 class CNN(nn.Module):

@@ -7,7 +7,7 @@ several into a folder of its own there, which `merge` then joins.
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ from tekoa.core import hosts, trees
 from tekoa.store import arrays, faultpoints, files, names
 
 _FOLDER_OF_PROCESS = "ocdbt.process_"
+# As much may be copied, for one file instead of several.
+_SMALL_BYTES = 1 << 24
 # A chunk is read whole.
 _MAX_CHUNK_BYTES = 1 << 28
 # Orbax's number for a key of a dict.
@@ -51,20 +53,23 @@ def write(directory: pathlib.Path, values: Mapping[trees.Name, Any]) -> None:
         folder = folder / f"{_FOLDER_OF_PROCESS}{group.index}"
     context = _context()
     parts = {name: list(_parts(x, group.is_writer)) for name, x in stored.items()}
-    # All are opened and written side by side; arrays are not copied on the way.
+    n_bytes = sum(part.nbytes for of_array in parts.values() for _, part in of_array)
+    transaction = ts.Transaction() if n_bytes <= _SMALL_BYTES else None
+    how = {"create": True, "context": context, "transaction": transaction}
+    # All are opened and written side by side.
     opening = {
-        name: ts.open(_new(folder, name, stored[name]), create=True, context=context)
-        for name in stored
-        if parts[name]
+        name: ts.open(_new(folder, name, stored[name]), **how) for name in stored if parts[name]
     }
-    opened = {name: _finish(future.result, name) for name, future in opening.items()}
+    opened = {name: _finish(future, name) for name, future in opening.items()}
     writing = [
         (name, store[index].write(part, can_reference_source_data_indefinitely=True))
         for name, store in opened.items()
         for index, part in parts[name]
     ]
     for name, future in writing:
-        _finish(future.result, name)
+        _finish(future if transaction is None else future.copy, name)
+    if transaction is not None:
+        _finish(transaction.commit_async(), *stored)
     faultpoints.reach("mid_write")
 
 
@@ -159,8 +164,14 @@ def _metadata(stored: Mapping[trees.Name, Any]) -> dict[str, Any]:
     }
 
 
-def _finish(result: Callable[[], Any], name: trees.Name) -> Any:
+def _finish(future: Any, *of: trees.Name) -> Any:
+    """Waits for TensorStore.
+
+    Raises:
+        OSError: If it failed.
+    """
     try:
-        return result()
+        return future.result()
     except ValueError as error:  # So TensorStore tells of a full disk too.
-        raise OSError(f"array {'/'.join(name)!r} cannot be written: {error}") from error
+        what = f"array {'/'.join(of[0])!r}" + (f" and {len(of) - 1} more" if of[1:] else "")
+        raise OSError(f"{what} cannot be written: {error}") from error

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 
 _BLOCK = 1 << 20
 _N_THREADS = 4
+# Below this, threads cost more than they bring.
+_MANY_BYTES = 1 << 25
 
 
 def fsync(path: str | os.PathLike[str]) -> None:
@@ -48,7 +50,7 @@ def checksum(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[int, 
 def checksums(
     directory: pathlib.Path, paths: Iterable[str], *, sync: bool = False
 ) -> dict[str, tuple[int, int]]:
-    """Gives size and CRC-32 of several files, side by side: disks and cores are waiting.
+    """Gives size and CRC-32 of several files, large ones side by side.
 
     Args:
         directory: Where the paths start.
@@ -56,9 +58,14 @@ def checksums(
         sync: As for `checksum`.
     """
     paths = list(paths)
+
+    def one(path: str) -> tuple[int, int]:
+        return checksum(directory / path, sync=sync)
+
+    if sum((directory / path).stat().st_size for path in paths) < _MANY_BYTES:
+        return {path: one(path) for path in paths}
     with concurrent.futures.ThreadPoolExecutor(_N_THREADS) as pool:
-        found = pool.map(lambda path: checksum(directory / path, sync=sync), paths)
-        return dict(zip(paths, found, strict=True))
+        return dict(zip(paths, pool.map(one, paths), strict=True))
 
 
 def write_new(path: str | os.PathLike[str], data: bytes) -> None:
