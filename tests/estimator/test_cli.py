@@ -35,6 +35,23 @@ def test_help_needs_no_jax_and_names_commands_and_flags():
         assert word in shown
 
 
+@pytest.mark.parametrize(
+    ("command", "has", "lacks"),
+    [
+        ("train", "--mesh", "--save_high"),
+        ("eval_wait", "--save_high", "--train_epochs"),
+        ("predict", "--pred_output", "--save_high"),
+        ("scales", "--train_pattern", "--mesh"),
+        ("page", "--out", "--train_pattern"),
+    ],
+)
+def test_help_of_a_command_shows_its_own_flags_alone(command, has, lacks, capsys):
+    assert cli.main([command, "--help"]) == 0
+    words = capsys.readouterr().out.split()
+    assert has in words
+    assert lacks not in words
+
+
 def test_second_trainer_is_refused(trained, tmp_path, capsys):
     from tekoa import store
 
