@@ -1,17 +1,17 @@
 """Writing arrays: chunks, what each process writes, and what the disk refuses."""
 
+import math
 import pathlib
 
 import hypothesis
 import hypothesis.strategies as st
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
 
 from tekoa.core import hosts
-from tekoa.store import array_writes, arrays, leaves
+from tekoa.store import array_writes, arrays, errors, leaves
 
 
 def sharded(value, *spec):
@@ -34,7 +34,9 @@ def chunk_on_disk(directory, name):
 def test_chunks_are_equal_parts_of_a_shard_and_not_too_many(shard, max_size):
     chunk = array_writes._chunk(shard, max_size)
     assert all(length % part == 0 for length, part in zip(shard, chunk, strict=True))
-    if np.prod(shard) <= max_size:
+    n_needed = -(-math.prod(shard) // max_size)
+    assert math.prod(shard) // math.prod(chunk) <= 16 * n_needed
+    if n_needed == 1:
         assert chunk == shard
 
 
@@ -49,7 +51,11 @@ def test_both_ways_of_writing_keep_every_byte(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(array_writes, "_SMALL_BYTES", limit)
     rng = np.random.default_rng(0)
     values = {("w", str(i)): rng.random((7, i + 1), np.float32) for i in range(40)}
-    values |= {("step",): np.int32(7), ("zeros",): np.zeros((3, 5)), ("s",): sharded(rng.random(8))}
+    values |= {
+        ("step",): np.int32(7),
+        ("zeros",): np.zeros((3, 5)),
+        ("s",): sharded(rng.random(8), "a"),
+    }
     array_writes.write(tmp_path, values)
     read = arrays.read(tmp_path, {name: leaf_of(name, x) for name, x in values.items()}, {})
     for name, value in values.items():
@@ -78,7 +84,16 @@ def test_zeros_are_stored_as_bytes_too(tmp_path):
     assert sum(sizes) >= 40_000
 
 
-def test_replicas_of_a_shard_are_written_once(tmp_path):
+def test_small_arrays_take_their_size_on_disk_too(tmp_path):
+    # Less than that would be taken for damage.
+    values = {(str(i),): np.zeros(24, np.float32) for i in range(300)}
+    array_writes.write(tmp_path, values)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "_METADATA"]
+    assert sum(path.stat().st_size for path in files) >= 300 * 96
+
+
+def test_replicas_of_a_shard_are_written_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(array_writes, "_SMALL_BYTES", 0)
     value = np.random.default_rng(0).random((8, 4096), np.float32)
     array_writes.write(tmp_path, {("x",): sharded(value, "a")})
     sizes = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
@@ -87,10 +102,12 @@ def test_replicas_of_a_shard_are_written_once(tmp_path):
 
 def test_processes_write_folders_of_their_own_that_are_joined(tmp_path, monkeypatch):
     value = np.arange(12.0)
-    for index in (0, 1):
+    for index in (0, 1, 2):
         group = FakeProcess(index)
         monkeypatch.setattr(hosts, "current", lambda group=group: group)
         array_writes.write(tmp_path, {("by", "all"): value})
+    group.is_writer = True
+    array_writes.write(tmp_path, {("more",): value + 1})
     # Arrays that every process has are written by the first alone.
     assert array_writes.own_files(tmp_path, 1) == []
     mine = array_writes.own_files(tmp_path, 0)
@@ -98,14 +115,29 @@ def test_processes_write_folders_of_their_own_that_are_joined(tmp_path, monkeypa
     assert all(path.startswith("default/ocdbt.process_0/") for path in mine)
     assert not (tmp_path / "default/manifest.ocdbt").exists()
     array_writes.merge(tmp_path)
-    read = arrays.read(tmp_path, {("by", "all"): leaf_of(("by", "all"), value)}, {})
+    names = [("by", "all"), ("more",)]
+    read = arrays.read(tmp_path, {name: leaf_of(name, value) for name in names}, {})
     np.testing.assert_array_equal(read["by", "all"], value)
-    with ocp.StandardCheckpointer() as reader:
-        np.testing.assert_array_equal(reader.restore(tmp_path / "default")["by"]["all"], value)
+    np.testing.assert_array_equal(read["more",], value + 1)
+
+
+def test_an_array_split_over_one_of_several_processes_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "current", lambda: FakeProcess(0))
+    with pytest.raises(errors.StoreError, match="'x' is split over devices of this process alone"):
+        array_writes.write(tmp_path, {("x",): sharded(np.arange(8.0), "a")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_full_while_joining_is_an_error_of_the_system(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "current", lambda: FakeProcess(0))
+    array_writes.write(tmp_path, {("x",): np.arange(8.0)})
+    (tmp_path / "default/d").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="the index of all arrays cannot be written"):
+        array_writes.merge(tmp_path)
 
 
 class FakeProcess:
-    count = 2
+    count = 3
 
     def __init__(self, index):
         self.index, self.is_writer = index, index == 0

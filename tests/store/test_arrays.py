@@ -1,5 +1,8 @@
 """Arrays on disk: any dtype and sharding, readable by plain Orbax, bounded memory."""
 
+import contextlib
+
+import etils.epath
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,6 +43,26 @@ def test_plain_orbax_reads_onto_the_sharding_asked_for(saved):
     assert seen["model_params"]["x"].sharding == spread
     np.testing.assert_array_equal(seen["model_params"]["x"], value)
     assert int(seen["model_params"]["n"]) == 3
+
+
+def test_arrays_that_orbax_wrote_are_read(tmp_path):
+    # As steps of earlier versions, and as any other program's.
+    value = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    tree = {"x": sharded(value, "a", "b"), "n": np.int32(3), "whole": np.arange(5000.0)}
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False, use_compression=False)
+    folder = etils.epath.Path(tmp_path / "default")
+    folder.mkdir()
+    with contextlib.closing(handler):
+        handler.save(folder, args=ocp.args.PyTreeSave(tree))
+        handler.finalize(folder)
+    wanted = {
+        (name,): leaves.Leaf(name=(name,), shape=np.shape(x), dtype=x.dtype.name)
+        for name, x in tree.items()
+    }
+    for places in ({}, {("x",): sharded(value, "b").sharding}):
+        read = arrays.read(tmp_path, wanted, places)
+        for name, x in tree.items():
+            np.testing.assert_array_equal(read[name,], x)
 
 
 def test_orbax_checkpoint_manager_lists_and_reads_committed_steps(saved):

@@ -3,7 +3,7 @@
     tekoa train mnist
 
 trains on the embedded handwritten digits in seven seconds on 2 cores, to a test accuracy of
-0.95 to 0.97 (on writers that it has not seen). Other image sets are a change of the pattern:
+0.945 to 0.97 (on writers that it has not seen). Other image sets are a change of the pattern:
 `--train_pattern=idx://DIR/split=train --valid_pattern=idx://DIR/split=test` trains on MNIST
 to 0.993 in four minutes.
 """

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from tekoa.core import hosts, trees
-from tekoa.store import arrays, faultpoints, files, names
+from tekoa.store import arrays, errors, faultpoints, files, names
 
 _FOLDER_OF_PROCESS = "ocdbt.process_"
 # As much may be copied, for one file instead of several.
@@ -34,17 +34,20 @@ def write(directory: pathlib.Path, values: Mapping[trees.Name, Any]) -> None:
             shard by shard; every process writes the shards it holds.
 
     Raises:
+        errors.StoreError: If an array cannot be put together from what processes write.
         OSError: If the disk refuses.
     """
     import tensorstore as ts
 
+    group = hosts.current()
+    for name, value in values.items():
+        _check_place(name, value, group.count)
     for value in values.values():
         if isinstance(value, jax.Array):
             value.copy_to_host_async()
     stored = {name: arrays.to_stored(x) for name, x in values.items() if np.size(x)}
     if not stored:
         return
-    group = hosts.current()
     folder = directory / arrays.FOLDER
     folder.mkdir(exist_ok=True)
     if group.is_writer:
@@ -60,21 +63,25 @@ def write(directory: pathlib.Path, values: Mapping[trees.Name, Any]) -> None:
     opening = {
         name: ts.open(_new(folder, name, stored[name]), **how) for name in stored if parts[name]
     }
-    opened = {name: _finish(future, name) for name, future in opening.items()}
+    opened = {name: _finish(future, _what(name)) for name, future in opening.items()}
     writing = [
         (name, store[index].write(part, can_reference_source_data_indefinitely=True))
         for name, store in opened.items()
         for index, part in parts[name]
     ]
     for name, future in writing:
-        _finish(future if transaction is None else future.copy, name)
+        _finish(future if transaction is None else future.copy, _what(name))
     if transaction is not None:
-        _finish(transaction.commit_async(), *stored)
+        _finish(transaction.commit_async(), _what(*stored))
     faultpoints.reach("mid_write")
 
 
 def merge(directory: pathlib.Path) -> None:
-    """Joins what all processes have written into one; one of them calls it."""
+    """Joins what all processes have written into one; one of them calls it.
+
+    Raises:
+        OSError: If the disk refuses.
+    """
     import tensorstore as ts
 
     folder = directory / arrays.FOLDER
@@ -82,14 +89,16 @@ def merge(directory: pathlib.Path) -> None:
     if not of_processes:
         return
     context = _context()
+    what = "the index of all arrays"
     whole, *parts = (
-        ts.KvStore.open(arrays.kvstore(path), context=context).result()
+        _finish(ts.KvStore.open(arrays.kvstore(path), context=context), what)
         for path in (folder, *of_processes)
     )
-    with ts.Transaction(atomic=True) as transaction:
-        for part in parts:
-            # Copies references: the arrays stay where they are.
-            part.experimental_copy_range_to(whole.with_transaction(transaction)).result()
+    transaction = ts.Transaction(atomic=True)
+    for part in parts:
+        # Copies references: the arrays stay where they are.
+        _finish(part.experimental_copy_range_to(whole.with_transaction(transaction)), what)
+    _finish(transaction.commit_async(), what)
 
 
 def own_files(directory: pathlib.Path, index: int) -> list[str]:
@@ -97,6 +106,26 @@ def own_files(directory: pathlib.Path, index: int) -> list[str]:
     folder = directory / arrays.FOLDER / f"{_FOLDER_OF_PROCESS}{index}"
     paths = [path for path, is_dir in files.walk(folder) if not is_dir] if folder.is_dir() else []
     return [f"{arrays.FOLDER}/{folder.name}/{path}" for path in paths]
+
+
+def _check_place(name: trees.Name, value: Any, n_processes: int) -> None:
+    """Refuses what would be stored in part, or by several processes one over the other.
+
+    Raises:
+        errors.StoreError: If so.
+    """
+    if not isinstance(value, jax.Array):
+        return
+    if n_processes == 1 and not value.is_fully_addressable:
+        raise errors.StoreError(
+            f"{_what(name)} lies in part on devices of other processes, which this store does not "
+            "know of. Join the processes with `tekoa.core.hosts.join`."
+        )
+    if n_processes > 1 and value.is_fully_addressable and not value.is_fully_replicated:
+        raise errors.StoreError(
+            f"{_what(name)} is split over devices of this process alone. Split it over those of "
+            "all processes, or give one whole array."
+        )
 
 
 def _context() -> Any:
@@ -164,7 +193,11 @@ def _metadata(stored: Mapping[trees.Name, Any]) -> dict[str, Any]:
     }
 
 
-def _finish(future: Any, *of: trees.Name) -> Any:
+def _what(*of: trees.Name) -> str:
+    return f"array {'/'.join(of[0])!r}" + (f" and {len(of) - 1} more" if of[1:] else "")
+
+
+def _finish(future: Any, what: str) -> Any:
     """Waits for TensorStore.
 
     Raises:
@@ -173,5 +206,4 @@ def _finish(future: Any, *of: trees.Name) -> Any:
     try:
         return future.result()
     except ValueError as error:  # So TensorStore tells of a full disk too.
-        what = f"array {'/'.join(of[0])!r}" + (f" and {len(of) - 1} more" if of[1:] else "")
         raise OSError(f"{what} cannot be written: {error}") from error

@@ -62,17 +62,12 @@ def spec(folder: pathlib.Path, name: trees.Name) -> dict[str, Any]:
         "kvstore": {**kvstore(folder), "path": f"{'.'.join(map(names.escape, name))}/"},
         "recheck_cached_data": False,
         "recheck_cached_metadata": False,
-        "store_data_equal_to_fill_value": True,
     }
 
 
 def kvstore(folder: pathlib.Path) -> dict[str, Any]:
     """Gives the same for all arrays of a folder together."""
-    return {
-        "driver": "ocdbt",
-        "base": {"driver": "file", "path": f"{folder.absolute()}/"},
-        "config": {"compression": None},
-    }
+    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder.absolute()}/"}}
 
 
 def from_stored(value: np.ndarray, dtype: str) -> np.ndarray:

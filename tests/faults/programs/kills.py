@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 
-import orbax.checkpoint  # noqa: F401  (shared by all children)
+import tensorstore  # noqa: F401  (shared by all children)
 import trainer
 
 from tekoa.store import inspecting, names
