@@ -52,6 +52,7 @@ def test_help_of_a_command_shows_its_own_flags_alone(command, has, lacks, capsys
     assert lacks not in words
 
 
+@pytest.mark.slow
 def test_second_trainer_is_refused(trained, tmp_path, capsys):
     from tekoa import store
 
@@ -66,8 +67,8 @@ def test_a_run_stopped_by_a_signal_goes_on_to_the_same_bits(tmp_path):
     flags = [
         "train",
         "mnist",
-        "--max_train_steps=300",
-        "--check_every_steps=50",
+        "--max_train_steps=150",
+        "--check_every_steps=25",
         "--random_seed=1",
         "--noprogress",
         "--steps_per_dispatch=1",
@@ -78,14 +79,14 @@ def test_a_run_stopped_by_a_signal_goes_on_to_the_same_bits(tmp_path):
     )
     parts = pathlib.Path(tmp_path) / "parts"
     deadline = time.monotonic() + 60
-    while not (parts / "checkpoint_50").exists() and time.monotonic() < deadline:
+    while not (parts / "checkpoint_25").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(timeout=60) in (0, 75)
     assert tekoa(*flags, "--model_dir=parts", cwd=tmp_path).returncode == 0
     code = (
         "import sys, numpy as np, tekoa; from tekoa.core import trees;"
-        "a, b = (trees.flatten_named(tekoa.load_checkpoint(d, step=300)['model_params'])"
+        "a, b = (trees.flatten_named(tekoa.load_checkpoint(d, step=150)['model_params'])"
         " for d in sys.argv[1:]);"
         "assert all((a[k] == b[k]).all() for k in a)"
     )

@@ -137,6 +137,7 @@ def test_each_mistake_as_a_process(name, tmp_path):
     assert "Traceback" not in shown.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["at the start", "in training"])
 def test_control_c_ends_with_a_line(tmp_path, moment):
     run = tmp_path / "run"
@@ -173,6 +174,7 @@ def _wait_for_module(pid, until):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_reader_that_went_away_is_no_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", TINY, "--model_dir=run"]) == 0

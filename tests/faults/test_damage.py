@@ -9,6 +9,8 @@ import pytest
 from tekoa import store
 from tekoa.store import errors, files, names
 
+pytestmark = pytest.mark.slow
+
 
 def fill(directory, n_steps=2):
     with store.Store(directory, keep=[store.KeepLast(5)]) as writer:

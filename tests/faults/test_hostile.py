@@ -8,6 +8,8 @@ import msgpack
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def array(shape, dtype="float32", data=b""):
     return msgpack.ExtType(1, msgpack.packb((shape, dtype, data), use_bin_type=True))

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("end", "code"), [("just_end", 0), ("sys_exit", 0), ("raise", 1)])
 def test_save_in_flight_is_committed_at_the_end(launch, figure, tmp_path, end, code):
@@ -11,7 +13,6 @@ def test_save_in_flight_is_committed_at_the_end(launch, figure, tmp_path, end, c
     figure(seconds=round(process.seconds, 2))
 
 
-@pytest.mark.slow
 def test_all_are_committed(launch, figure, tmp_path):
     ends = ["just_end", "sys_exit", "raise"]
     committed, slowest = 0, 0.0
