@@ -32,7 +32,7 @@ def check_reader(reader, limit_seconds):
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["in_place", "held_by_links"])
-@pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_reader_survives_the_retention_of_a_trainer(launch, figure, tmp_path, held, seconds):
     trainer = start_trainer(launch, tmp_path / "run")
     own = tmp_path / "own" if held else "-"
