@@ -2,6 +2,9 @@
 
 import math
 import pathlib
+import socket
+import subprocess
+import sys
 
 import hypothesis
 import hypothesis.strategies as st
@@ -119,6 +122,39 @@ def test_processes_write_folders_of_their_own_that_are_joined(tmp_path, monkeypa
     read = arrays.read(tmp_path, {name: leaf_of(name, value) for name in names}, {})
     np.testing.assert_array_equal(read["by", "all"], value)
     np.testing.assert_array_equal(read["more",], value + 1)
+
+
+PROGRAM = """
+import pathlib, sys
+import jax
+import numpy as np
+from tekoa.store import array_writes, errors
+
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+mesh = jax.make_mesh((jax.device_count(),), ("a",))
+place = jax.sharding.NamedSharding(mesh, jax.P("a"))
+x = jax.make_array_from_callback((16,), place, lambda part: np.arange(16.0)[part])
+directory = pathlib.Path(sys.argv[3])
+try:
+    array_writes.write(directory, {("x",): x})
+except errors.StoreError as error:
+    assert "lies in part on devices of other processes" in str(error)
+    assert not list(directory.iterdir())
+    print("refused")
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_the_store_does_not_know_of_commit_no_half_arrays(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-c", PROGRAM, address]
+    both = [
+        subprocess.Popen([*command, str(i), str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    assert [process.communicate(timeout=100)[0] for process in both] == ["refused\n"] * 2
 
 
 def test_an_array_split_over_one_of_several_processes_is_refused(tmp_path, monkeypatch):
