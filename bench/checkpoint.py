@@ -1,8 +1,8 @@
-"""Saving and restoring against Orbax's CheckpointManager and against a plain write.
+"""Compares saving and restoring with Orbax's CheckpointManager and with a plain write.
 
-Run: `python bench/checkpoint.py [--repeats 15]`. Every repeat runs all contestants in
-turn on the same arrays; medians and their ratios are printed. Tekoa checksums and
-syncs every file and verifies every byte it restores; Orbax does neither.
+Run: `python bench/checkpoint.py [--repeats 15]`. Every repeat runs all contestants
+alternately on the same arrays and prints medians and their ratios. Tekoa computes checksums
+of every file, syncs it, and verifies every byte it restores; Orbax does neither.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from tekoa import store
-from tekoa.store import names
+from tekoa.store.commit import paths
 
 
 def make_tree(n_leaves, n_elements):
@@ -36,7 +36,7 @@ STATES = {"tiny": (20, 100), "100 MB": (20, 2_500_000)}
 
 
 class Tekoa:
-    """Tekoa's store: manifest, checksums, syncs; every byte verified at restore."""
+    """Tekoa's store: manifest, checksums and syncs; verifies every byte when it restores."""
 
     def __init__(self, directory):
         self.store = store.Store(directory, keep=[store.KeepLast(2)])
@@ -55,7 +55,7 @@ class Tekoa:
 
 
 class Orbax:
-    """Orbax's manager as its documentation sets it up."""
+    """Orbax's manager, set up as in its documentation."""
 
     def __init__(self, directory):
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=True)
@@ -76,7 +76,7 @@ class Orbax:
 
 
 class Plain:
-    """One file with the same bytes, synced: what the disk can do."""
+    """One file with the same bytes, synced: the speed of the disk."""
 
     def __init__(self, directory):
         self.path = pathlib.Path(directory) / "data"
@@ -115,20 +115,20 @@ def clock(work, *args):
 
 
 def measure_state(root, shape, repeats):
-    """Gives milliseconds by (what, contestant): pause, commit and restore."""
+    """Returns milliseconds by (operation, contestant) for pause, commit and restore."""
     tree = make_tree(*shape)
     root.mkdir()
     runs = {name: make(root / name) for name, make in CONTESTANTS.items()}
     times = {(what, name): [] for what in ("pause", "commit", "restore") for name in runs}
     for step in range(repeats + 2):
-        # A new array every time, as after a training step: nothing is in any cache.
+        # A new array every time, as after a training step, so that nothing is cached.
         tree = jax.block_until_ready(jax.tree.map(lambda x: x + 1, tree))
         order = list(runs.items())
         for name, run in order[step % 3 :] + order[: step % 3]:
             pause, _ = clock(run.save, step, tree)
             rest, _ = clock(run.wait)
             restore, back = clock(run.restore, tree)
-            if step >= 2:  # The first two pay for imports and caches.
+            if step >= 2:  # The first two include imports and filling caches.
                 times["pause", name].append(pause)
                 times["commit", name].append(pause + rest)
                 times["restore", name].append(restore)
@@ -142,8 +142,8 @@ def measure_state(root, shape, repeats):
 def measure_listing(root, repeats):
     for step in range(1000):
         (root / f"checkpoint_{step}").mkdir(parents=True)
-        (root / f"checkpoint_{step}" / names.MANIFEST).write_text("")
-    return statistics.median(clock(names.list_steps, root)[0] for _ in range(repeats))
+        (root / f"checkpoint_{step}" / paths.MANIFEST).write_text("")
+    return statistics.median(clock(paths.list_steps, root)[0] for _ in range(repeats))
 
 
 def main():

@@ -1,7 +1,7 @@
-"""Measures the data layer against bare numpy, grain and a training step; prints ratios.
+"""Compares the data layer with plain NumPy, grain and a training step; prints ratios.
 
-Run: python bench/data.py [--repeats N]. Figures that are compared are measured in turns, and
-medians are printed. Needs the `records` extra for the comparison with grain.
+Run: python bench/data.py [--repeats N]. Contestants are measured alternately and medians are
+printed. The comparison with grain needs the `records` extra.
 """
 
 import argparse
@@ -71,18 +71,18 @@ def compare_loops(repeats):
     times = {name: [] for name in loops}
     for _ in range(repeats):
         for name, (iterator, n_batches) in loops.items():
-            # Work, not waiting: the cores may be shared.
+            # CPU time, not wall-clock time: the cores may be shared.
             times[name].append(seconds_per_batch(iterator, n_batches, time.process_time))
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, value in medians.items():
-        print(f"{name:12} {value * 1e6:9.2f} us a batch of {BATCH}")
+        print(f"{name:12} {value * 1e6:9.2f} us per batch of {BATCH}")
     for name, goal in (("bare numpy", 1), ("grain", 20)):
-        print(f"speed against {name}: {medians[name] / medians['tekoa']:.2f}x (goal {goal}x)")
+        print(f"speed relative to {name}: {medians[name] / medians['tekoa']:.2f}x (goal {goal}x)")
     return medians["tekoa"]
 
 
 def cnn_step():
-    """A training step of the MNIST CNN: conv 32, conv 64, dense 256, plain descent."""
+    """Returns a training step of the MNIST CNN: conv 32, conv 64, dense 256, plain SGD."""
     import jax
     import jax.numpy as jnp
 
@@ -111,7 +111,7 @@ def cnn_step():
 
 
 def share_of_step(repeats):
-    """The host's work for a batch, transfer begun and position taken, against the step."""
+    """Compares the host time of a batch, including transfer and position, with a step."""
     step, params = cnn_step()
     batches = data.device_prefetch(data.as_source(mnist_size()).batches(BATCH, shuffle=True))
     params = step(params, next(batches))
@@ -145,17 +145,17 @@ def restoring(repeats):
             values.append(time.perf_counter() - start)
     early, late = (statistics.median(values) for values in times.values())
     print(f"restore and first batch: step 10 {early * 1e6:.0f} us, step 10^6 {late * 1e6:.0f} us")
-    print(f"cost at step 10^6 against step 10: {late / early:.2f}x (goal 1x)")
+    print(f"cost at step 10^6 relative to step 10: {late / early:.2f}x (goal 1x)")
 
 
 def first_batch_of(path, **options):
-    """Runs in a process of its own, so that its memory is its own."""
+    """Runs in a separate process, so that its memory can be measured."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
     next(data.load(path).batches(BATCH, **options))
     seconds = time.process_time() - start
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"first batch of 10^7 lines, {options}: {seconds:.2f} s of work (goal 2 s), {grown} KB")
+    print(f"first batch of 10^7 lines, {options}: {seconds:.2f} s CPU (goal 2 s), {grown} KB")
 
 
 def long_text():
@@ -182,7 +182,7 @@ def slow_map(example):
 
 
 def worker_processes(repeats):
-    """Where workers pay: a map function of some 0.1 ms an example."""
+    """Measures worker processes with a map function of about 0.1 ms per example."""
     source = data.as_source(mnist_size()).map(slow_map)
     loops = {n: source.batches(BATCH, shuffle=True, workers=n) for n in (0, 1, 2)}
     times = {n: [] for n in loops}
@@ -194,7 +194,9 @@ def worker_processes(repeats):
     medians = {n: statistics.median(values) for n, values in times.items()}
     for n, value in medians.items():
         ratio = medians[0] / value
-        print(f"costly map, {n} workers: {value * 1e3:.2f} ms a batch, {ratio:.2f}x of none")
+        print(
+            f"expensive map, {n} workers: {value * 1e3:.2f} ms per batch, {ratio:.2f}x no workers"
+        )
         loops[n].close()
 
 
@@ -202,7 +204,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
-    print(f"medians of {repeats} repeats, measured in turns; {os.cpu_count()} cores")
+    print(f"medians of {repeats} repeats, measured alternately; {os.cpu_count()} cores")
     compare_loops(repeats)
     share_of_step(repeats)
     restoring(repeats)

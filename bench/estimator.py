@@ -1,9 +1,9 @@
-"""The command against a hand-written program: steps per second, help, second starts.
+"""Compares the command with a hand-written program: steps per second, help, second start.
 
 Run: python bench/estimator.py [--only speed help start] [--rounds 5] [--steps 2000]
      [--data digits://split=train]
-Contestants are processes that run in turn; ratios are medians over rounds. CPU seconds are
-those of whole processes: they tell more than the clock where others use the machine too.
+Contestants are processes that run alternately; ratios are medians over rounds. CPU seconds are
+those of whole processes, which are more reliable than wall-clock time on a shared machine.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import timing
 
-from tekoa.estimator import page_events
+from tekoa.estimator.report import events
 
 EVERY = 100
 HERE = pathlib.Path(__file__).parent
@@ -27,7 +27,7 @@ TEKOA = [sys.executable, "-m", "tekoa"]
 
 
 def run(arguments, **environment):
-    """Runs a process to its end; gives seconds by the clock and of CPU, and what it printed."""
+    """Runs a process to its end; returns wall-clock seconds, CPU seconds and its output."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
     done = subprocess.run(
         [str(argument) for argument in arguments],
@@ -42,30 +42,30 @@ def run(arguments, **environment):
 
 
 def by_hand(pattern, directory, n_steps, saves):
-    """Seconds per step after the first 100, and CPU seconds of the whole process."""
+    """Returns seconds per step after the first 100, and CPU seconds of the process."""
     flags = [HERE / "estimator_by_hand.py", pattern, directory, n_steps, int(saves)]
     _, cpu, shown = run([sys.executable, *flags])
     return float(shown.split()[-1]), cpu
 
 
 def by_command(pattern, directory, n_steps, *flags):
-    """As `by_hand`; the clock is that of the points in TensorBoard."""
+    """As `by_hand`; the times are those of the TensorBoard points."""
     _, cpu, _ = run(
         [
             *TEKOA,
             *("train", "mnist", f"--model_dir={directory}", f"--train_pattern={pattern}"),
             *(f"--max_train_steps={n_steps}", "--train_epochs=1000000"),
-            # Both compile in every run, or the difference of two runs would not tell a step.
+            # Both compile in every run; otherwise the difference of two runs is not that of steps.
             *(f"--check_every_steps={EVERY}", "--random_seed=0", "--compile_cache=off", *flags),
         ]
     )
-    points = page_events.read_curves(pathlib.Path(directory) / "train")["train/loss"]
+    points = events.read_curves(pathlib.Path(directory) / "train")["train/loss"]
     first, last = points[0], points[-1]
     return (last.wall_time - first.wall_time) / (last.step - first.step), cpu
 
 
 def speed(n_rounds, n_steps, pattern):
-    """Each contestant runs twice a round: the CPU time of a step is the difference."""
+    """Runs each contestant twice per round; the difference is the CPU time of the steps."""
     contestants = {
         "by hand, saving and logging": lambda d, n: by_hand(pattern, d, n, True),
         "by hand, bare": lambda d, n: by_hand(pattern, d, n, False),
@@ -96,13 +96,13 @@ def show_help(n_rounds):
     seconds = [run([*TEKOA, "--help"])[:2] for _ in range(3 * n_rounds)]
     clock, cpu = ([row[i] for row in seconds] for i in (0, 1))
     print(
-        f"tekoa --help: least {min(clock):.3f} s, median {statistics.median(clock):.3f} s; "
-        f"CPU least {min(cpu):.3f} s, median {statistics.median(cpu):.3f} s"
+        f"tekoa --help: minimum {min(clock):.3f} s, median {statistics.median(clock):.3f} s; "
+        f"CPU minimum {min(cpu):.3f} s, median {statistics.median(cpu):.3f} s"
     )
 
 
 def first_step(cache, pattern):
-    """From the start of the process to its first step in TensorBoard; and CPU seconds."""
+    """Returns the time from process start to the first TensorBoard step, and CPU seconds."""
     with tempfile.TemporaryDirectory() as directory:
         start = time.time()
         _, cpu, _ = run(
@@ -112,7 +112,7 @@ def first_step(cache, pattern):
                 *("--max_train_steps=1", "--check_every_steps=1", f"--compile_cache={cache}"),
             ]
         )
-        points = page_events.read_curves(pathlib.Path(directory) / "train")["train/loss"]
+        points = events.read_curves(pathlib.Path(directory) / "train")["train/loss"]
         return points[0].wall_time - start, cpu
 
 

@@ -1,4 +1,4 @@
-"""The bundled CNN trained by a loop that a user would write; one contestant of estimator.py.
+"""Trains the bundled CNN with a loop as a user would write it; part of estimator.py.
 
 Run: python bench/estimator_by_hand.py PATTERN DIRECTORY N_STEPS SAVES
 Prints seconds per step after the first 100.
@@ -15,14 +15,14 @@ import optax
 from tensorboardX import SummaryWriter
 
 from tekoa import data
-from tekoa.estimator.module import DataFacts
+from tekoa.estimator.model_file.experiment import DataFacts
 from tekoa.models import mnist
 
 BATCH, EVERY = 32, 100
 
 
 def shuffled(source):
-    """Batches without end, out of arrays in memory."""
+    """Yields batches of arrays in memory forever."""
     whole = next(source.batches(len(source), epochs=1))
     rng = np.random.default_rng(0)
     while True:

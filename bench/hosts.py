@@ -1,11 +1,11 @@
-"""What several processes cost: an exchange, a save and a restore, against their number.
+"""Measures the cost of an exchange, a save and a restore by the number of processes.
 
     python bench/hosts.py
 
 The hub's part of an exchange is measured with as many connections as there would be
-processes, all of this machine. Saves and restores are of 64 MB in 16 arrays, split over
-the processes, which share the cores and the disk of one machine: what is seen is the cost
-of working together, not the gain of many disks.
+processes, all on this machine. Saves and restores are of 64 MB in 16 arrays, split over
+the processes, which share the cores and the disk of one machine. The result is the cost
+of coordination, not the gain of many disks.
 """
 
 import json
@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 
-from tekoa.core import hosts_hub
-from tekoa.estimator.launch import free_port
+from tekoa.estimator.cli.launch import free_port
+from tekoa.hosts import hub as hub_lib
 
 N_ROUNDS = 7
 N_ARRAYS, N_ELEMENTS = 16, 1 << 20
@@ -28,7 +28,7 @@ def main():
     if len(sys.argv) > 1:
         work(*sys.argv[1:])
         return
-    print("connections   an exchange")
+    print("connections   one exchange")
     for n in (1, 2, 10, 100, 1000):
         print(f"{n:11}   {1e3 * exchange_seconds(n):8.2f} ms")
     print("processes   save   restore   (seconds, median)")
@@ -38,8 +38,8 @@ def main():
 
 
 def exchange_seconds(n):
-    """Seconds from the first value sent to the last answer read."""
-    hub = hosts_hub.Hub("127.0.0.1", 0, n_processes=n, timeout_seconds=600)
+    """Returns the seconds from the first value sent to the last reply read."""
+    hub = hub_lib.Hub("127.0.0.1", 0, n_processes=n, timeout_seconds=600)
     peers = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(n)]
     lines = [peer.makefile("rb") for peer in peers]
     for index, peer in enumerate(peers):
@@ -70,7 +70,7 @@ def hear(lines, kind):
 
 
 def store_seconds(n):
-    """Median seconds of a save and of a restore with n processes."""
+    """Returns the median seconds of a save and of a restore with n processes."""
     port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         words = [[str(n), str(index), str(port), directory] for index in range(n)]
@@ -88,11 +88,11 @@ def store_seconds(n):
 
 
 def work(n, index, port, directory):
-    """One of the processes."""
+    """Runs one of the processes."""
     import jax
     import numpy as np
 
-    from tekoa.core import hosts
+    from tekoa import hosts
     from tekoa.store.store import Store
 
     n, index = int(n), int(index)

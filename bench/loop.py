@@ -1,10 +1,10 @@
-"""Steps per second of TrainLoop against hand-written loops and other libraries.
+"""Compares the steps per second of TrainLoop with hand-written loops and other libraries.
 
 Run: python bench/loop.py [--only speed nnx host start memory] [--models mlp cnn transformer]
      [--rounds 15] [--peers]
-`--peers` adds Keras and Lightning; they want a virtual environment of their own:
+`--peers` adds Keras and Lightning; they need a separate virtual environment:
      pip install torch==2.13.0 lightning keras && pip install -e .
-All contestants of a model run in turn; ratios are medians over rounds.
+All contestants of a model run alternately; ratios are medians over rounds.
 """
 
 import argparse
@@ -36,7 +36,7 @@ N_STEPS = {"mlp": 400, "cnn": 100, "transformer": 30}
 
 
 def by_hand(name):
-    """The jitted loop over numpy batches that a user would write."""
+    """A jitted loop over NumPy batches, as a user would write it."""
     model, tx = models.MODELS[name](), optax.adam(1e-3)
     data = models.shuffled(*models.arrays(name))
     params = model.init(jax.random.key(0), next(data)[0])
@@ -57,7 +57,7 @@ def by_hand(name):
 
 
 def indexing_devices(name):
-    """The loop of the original README: batches are indexed out of device arrays."""
+    """The loop of the original README, which indexes batches from device arrays."""
     model, tx = models.MODELS[name](), optax.adam(1e-3)
     x, y = (jnp.array(a) for a in models.arrays(name))
     params = model.init(jax.random.key(0), x[: models.BATCH])
@@ -122,7 +122,7 @@ def speed(name, n_rounds, with_peers):
 
 
 def nnx_step(n_rounds, n_layers=20):
-    """The step of a deep, narrow NNX model, against the same under nnx.jit."""
+    """Compares the step of a deep, narrow NNX model with the same step under nnx.jit."""
 
     class Net(nnx.Module):
         def __init__(self, rngs):
@@ -173,7 +173,7 @@ def nnx_step(n_rounds, n_layers=20):
 
 
 def host_cost(n_rounds):
-    """What the loop itself costs per step: the program of the step does nothing."""
+    """Measures the overhead of the loop per step, with a step that does nothing."""
     x, y = next(models.shuffled(*models.arrays("mlp")))
     task = tekoa.TrainTask(
         optimizer=optax.adam(1e-3), loss=models.loss, data=itertools.repeat((x, y))
@@ -181,13 +181,13 @@ def host_cost(n_rounds):
     loop = tekoa.TrainLoop(models.Mlp(), task, n_steps_per_checkpoint=10, steps_per_dispatch=1)
     loop.next_checkpoint()
     runner = loop._runner
-    outputs = runner._now[0][1]
-    runner._trial = None
+    outputs = runner._current[0][1]
+    runner._rollback = None
     runner._last = runner._dispatcher.one = lambda leaves, batch: (leaves, outputs)
     contestants = {"loop": lambda: runner.advance(runner.step + 2000)}
     seconds = timing.interleave(contestants, n_rounds=n_rounds)["loop"]
     each = [1e6 * value / 2000 for value in seconds]
-    print(f"host: {statistics.median(each):.1f} us per step (least {min(each):.1f})")
+    print(f"host: {statistics.median(each):.1f} us per step (minimum {min(each):.1f})")
 
 
 FIRST_STEP = {
@@ -217,7 +217,7 @@ TrainLoop(models.Mlp(), task).next_step()
 
 
 def first_step(n_rounds):
-    """From the start of the process to the first finished step."""
+    """Measures the time from process start to the first finished step."""
 
     def run(script):
         here = pathlib.Path(__file__).parent
@@ -232,7 +232,7 @@ def first_step(n_rounds):
 
 
 def memory(n_steps=100_000):
-    """Resident memory over many steps of a tiny model, checkpoints every 100."""
+    """Measures resident memory over many steps of a tiny model, a checkpoint every 100."""
     rng = np.random.default_rng(0)
     data = itertools.cycle([(rng.normal(size=(8, 3)).astype(np.float32), np.ones(8, np.float32))])
     task = tekoa.TrainTask(

@@ -49,7 +49,7 @@ def loss(logits, targets):
 
 
 def arrays(name, n=4096):
-    """Inputs and targets of a model, in numpy."""
+    """Returns NumPy inputs and targets of a model."""
     rng = np.random.default_rng(0)
     if name == "transformer":
         tokens = rng.integers(0, 256, (n, 33)).astype(np.int32)
@@ -59,7 +59,7 @@ def arrays(name, n=4096):
 
 
 def shuffled(x, y, seed=0):
-    """Batches without end, as a hand-written loop would draw them."""
+    """Yields batches forever, as a hand-written loop would draw them."""
     rng = np.random.default_rng(seed)
     while True:
         order = rng.permutation(len(x))
@@ -72,7 +72,7 @@ MODELS = {"mlp": Mlp, "cnn": Cnn, "transformer": Transformer}
 
 
 def keras_fit(name, n_steps):
-    """`fit` of Keras 3 on JAX; None where it is not installed or has no such model."""
+    """Returns `fit` of Keras 3 on JAX; None if it is not installed or lacks the model."""
     os.environ["KERAS_BACKEND"] = "jax"
     try:
         import keras
@@ -104,7 +104,7 @@ def keras_fit(name, n_steps):
 
 
 def lightning_fit(name, n_steps):
-    """`Trainer.fit` of PyTorch Lightning; None where it is missing or has no such model."""
+    """Returns `Trainer.fit` of Lightning; None if not installed or without the model."""
     try:
         import lightning
         import torch

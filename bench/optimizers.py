@@ -1,4 +1,4 @@
-"""Time and slot memory of Amos and the classic family against optax.
+"""Compares the time and slot memory of Amos and the classic family with optax.
 
 Run: python bench/optimizers.py [--rounds 30] [--dtype float32 bfloat16]
 """
@@ -18,12 +18,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import timing
 
 from tekoa.core import trees
-from tekoa.optim import amos as amos_lib
-from tekoa.optim import classic, triples
+from tekoa.optim.amos import transform as amos_lib
+from tekoa.optim.triples import classic, convert
 
 
 def transformer_tree(dtype: str, n_layers: int = 6, width: int = 512, vocab: int = 8192):
-    """About 23 million parameters, filled with small numbers."""
+    """Returns about 23 million parameters with small values."""
     shapes = {"embed": {"embedding": (vocab, width)}}
     for i in range(n_layers):
         shapes[f"layer_{i}"] = {
@@ -60,12 +60,12 @@ def optimizers():
         "amos reduced": amos(reduced),
         "amos reduced, momentum": amos(reduced, momentum=0.9),
         "amos full": amos(),
-        "classic adam": triples.from_triple(classic.adam(1e-3)),
+        "classic adam": convert.from_triple(classic.adam(1e-3)),
     }
 
 
 def stepper(tx, params, grads):
-    """A donated jitted update that keeps its own state."""
+    """A donated, jitted update that keeps its own state."""
     state = tx.init(params)
     params = jax.tree.map(jnp.copy, params)
 
@@ -84,7 +84,7 @@ def stepper(tx, params, grads):
 
 
 def classic_stepper(triple, params, grads):
-    """The triple as its users write it: the state holds the parameters."""
+    """A triple as users write it: the state holds the parameters."""
     init, update, _ = triple
     step = jax.jit(update, donate_argnums=2)
     held = [step(0, grads, init(jax.tree.map(jnp.copy, params)))]
@@ -97,7 +97,7 @@ def classic_stepper(triple, params, grads):
 
 
 def plain_pass(params, grads):
-    """One pass `a*0.9 + b` over the same numbers, donated: the memory speed."""
+    """One donated pass `a*0.9 + b` over the same numbers: the memory bandwidth."""
     step = jax.jit(lambda a, b: jax.tree.map(lambda x, y: x * 0.9 + y, a, b), donate_argnums=0)
     held = [step(jax.tree.map(jnp.copy, params), grads)]
 
@@ -138,7 +138,7 @@ print(1e3 * (time.perf_counter() - start))
 
 
 def import_cost(n_rounds: int) -> None:
-    """In new processes that have imported jax: the time of that alone varies by 100 ms."""
+    """Measures in processes that have imported jax, whose own time varies by 100 ms."""
     shown = [
         subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True).stdout
         for _ in range(n_rounds)

@@ -1,9 +1,9 @@
-"""LBFGS through the loop beside an NNX loop that is not jitted; adapters beside nnx.LoRA.
+"""Compares LBFGS in the loop with an unjitted NNX loop, and adapters with nnx.LoRA.
 
     python bench/recipes.py
 
-Times are CPU seconds of this process, compilation included, so that other work on the machine does
-not count; each is measured once, for the unjitted loop takes minutes.
+Times are CPU seconds of this process, including compilation, so that other work on the machine does
+not count. Each is measured once, because the unjitted loop takes minutes.
 """
 
 import time
@@ -34,7 +34,7 @@ def make_batch():
 
 
 def by_hand():
-    """Each step op by op, as the cookbook of Flax has it."""
+    """Runs each step operation by operation, as in the cookbook of Flax."""
     model, (x, y) = make_model(), make_batch()
     optimizer = nnx.Optimizer(model, optax.lbfgs(1e-3), wrt=nnx.Param)
     graph = nnx.graphdef(model)
@@ -79,7 +79,7 @@ def compare_lbfgs():
 
 
 def compare_adapters(width=512, n_rows=256, n_repeats=20):
-    """One step on one layer after the other: A @ B merged into W, or applied in turn."""
+    """Compares the gradient with A @ B merged into W and with A and B applied in turn."""
 
     def layers():
         rngs = nnx.Rngs(0)

@@ -1,8 +1,8 @@
-"""Steps per second of a run that saves every 100 steps against one that does not save.
+"""Compares the steps per second of a run that saves every 100 steps with one that does not.
 
 Run: python bench/saving.py [--rounds 7]
-The MNIST-size CNN with Adam (10 MB of state). Both runs do the same steps in turn; the time
-of the one that saves includes the end of its last save. Ratio = steps per second with
+The MNIST-size CNN with Adam (10 MB of state). Both do the same steps alternately; the time
+of the run that saves includes the end of its last save. Ratio = steps per second with
 saving over steps per second without; the goal is 0.97 or more.
 """
 

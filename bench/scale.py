@@ -1,9 +1,9 @@
-"""What the machinery of meshes costs, and how costs grow with the number of arrays.
+"""Measures the overhead of meshes, and how costs grow with the number of arrays.
 
 Run: python bench/scale.py [--only mesh dispatch save plan] [--rounds 11] [--leaves 10 100 1000]
      [--layers 2 4 8 16 32]
-Contestants of `mesh` and `dispatch` run in turn and are compared by the CPU time of the process;
-ratios are medians over rounds.
+Contestants of `mesh` and `dispatch` run alternately and are compared by the CPU time of the
+process; ratios are medians over rounds.
 """
 
 import argparse
@@ -24,20 +24,21 @@ import loop_models as models
 import timing
 
 import tekoa
-from tekoa.core.state import StepOutput, TrainState, healthy
-from tekoa.estimator import plan
-from tekoa.loop.flat import Form
-from tekoa.loop.placement import Placement
-from tekoa.loop.training import ModelTraining, Options
+from tekoa.core.state import Health, StepOutput, TrainState
+from tekoa.estimator.modes import plan
+from tekoa.loop.engine.flat_state import StateCodec
+from tekoa.loop.task import ModelTraining, Options
 from tekoa.models import transformer_lm
-from tekoa.store import restoring, store
+from tekoa.sharding.placement import Placement
+from tekoa.store import store
+from tekoa.store.read import restore as restore_lib
 
 N_STEPS = {"mlp": 200, "transformer": 10}
 N_CALLS = 100
 
 
 def in_turn(runs, n_rounds):
-    """CPU seconds of each contestant, round by round, after one round to warm up."""
+    """Returns CPU seconds of each contestant by round, after one warm-up round."""
     found = {name: [] for name in runs}
     for i in range(n_rounds + 1):
         for name, run in runs.items():
@@ -49,7 +50,7 @@ def in_turn(runs, n_rounds):
 
 
 def bench_mesh(args):
-    """The loop on a mesh of one device against the loop without a layout."""
+    """Compares the loop on a mesh of one device with the loop without a layout."""
 
     def runner(name, layout):
         task = tekoa.TrainTask(
@@ -72,11 +73,11 @@ def bench_mesh(args):
         found = in_turn({"plain": runner(name, None), "mesh": runner(name, one)}, args.rounds)
         ms = timing.milliseconds(found["plain"]) / n_steps
         times = timing.ratio(found, "mesh", "plain")
-        print(f"{name:12} plain {ms:8.3f} ms a step, on a mesh x {times:.3f}")
+        print(f"{name:12} plain {ms:8.3f} ms per step, on a mesh x {times:.3f}")
 
 
 def many_leaves(n):
-    """A state of n small parameters."""
+    """Returns a state of n small parameters."""
     zero = jnp.zeros((), jnp.int32)
     return TrainState(
         step=zero,
@@ -87,7 +88,7 @@ def many_leaves(n):
         carry=None,
         rng=jax.random.key(0),
         sums={},
-        health=healthy(),
+        health=Health.zero(),
     )
 
 
@@ -96,7 +97,7 @@ def shrunk(x):
 
 
 def bench_dispatch(args):
-    """Handing a state of many arrays to a step, against a jitted call on a bare list."""
+    """Compares passing many arrays to the loop's step with a jitted call on a plain list."""
 
     def step(state, batch):
         params = jax.tree.map(shrunk, state.params)
@@ -106,13 +107,13 @@ def bench_dispatch(args):
 
     for n in args.leaves:
         state = many_leaves(n)
-        form, place = Form(state), Placement(None)
-        flat = place.jit(form.step(step))
+        codec, place = StateCodec(state), Placement(None)
+        flat = place.jit(codec.flat_step(step))
         bare = jax.jit(lambda leaves: [shrunk(x) for x in leaves], donate_argnums=0)
         tree = jax.jit(functools.partial(jax.tree.map, shrunk), donate_argnums=0)
         batch = np.float32(1)
         now = {
-            "loop": [jnp.copy(x) for x in form.leaves(state)],
+            "loop": [jnp.copy(x) for x in codec.flatten(state)],
             "bare": [jnp.copy(x) for x in jax.tree.leaves(state.params)],
             "tree": jax.tree.map(jnp.copy, state.params),
         }
@@ -136,13 +137,13 @@ def bench_dispatch(args):
         us = timing.milliseconds(found["bare"]) / N_CALLS * 1e3
         loop, nested = (timing.ratio(found, name, "bare") for name in ("loop", "tree"))
         print(
-            f"{n:6} arrays: bare list {us:9.1f} us a call, the loop's step x {loop:.2f}, "
+            f"{n:6} arrays: plain list {us:9.1f} us per call, the loop's step x {loop:.2f}, "
             f"a nested dict x {nested:.2f}"
         )
 
 
 def bench_save(args):
-    """Saving and restoring one state, by the number of its arrays."""
+    """Measures saving and restoring one state, by the number of its arrays."""
     for n in args.leaves:
         state = many_leaves(n)
         items = {"model_params": state.params}
@@ -154,7 +155,7 @@ def bench_save(args):
                 opened.wait()
                 saving.append(time.perf_counter() - start)
                 start = time.perf_counter()
-                restoring.restore(folder, items)
+                restore_lib.restore(folder, items)
                 restore.append(time.perf_counter() - start)
         print(
             f"{n:6} arrays: save {statistics.median(saving):7.3f} s, "
@@ -163,7 +164,7 @@ def bench_save(args):
 
 
 def bench_plan(args):
-    """Planning a transformer of width 4096 on 256 devices, by its number of layers."""
+    """Measures planning a transformer of width 4096 on 256 devices, by number of layers."""
     mesh = jax.sharding.AbstractMesh((8, 32, 1), ("data", "fsdp", "model"))
     layout = tekoa.Layout(mesh=mesh, logical_axis_rules=transformer_lm.LOGICAL_AXIS_RULES)
     batch = {"tokens": jax.ShapeDtypeStruct((256, 2048), np.int32)}

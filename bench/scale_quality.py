@@ -1,17 +1,17 @@
-"""Trains with the scales that `tekoa.optim.scale` finds, beside the usual choice.
+"""Compares training with the scales that Tekoa finds with the usual choices.
 
-mnist:        found against hand-set scales of Amos, mean test accuracy over seeds.
-ptb:          the LSTM language model, found scales against AdamW over a grid.
+mnist:        Amos with found and with manual scales, mean test accuracy over seeds.
+ptb:          the LSTM language model, Amos with found scales and AdamW over a grid.
 shakespeare:  a small transformer on characters, likewise.
 
     python bench/scale_quality.py                       all, full size, hours on 2 cores
     python bench/scale_quality.py --tasks shakespeare --steps 1000 --out /tmp/quality
 
-Prints a table and writes OUT.json and, if matplotlib is there, OUT.png with all curves.
-Scales, slots and rate of Amos come from `amos_for`. Not found but taken over from the
-original's recipes: momentum 0.9 for language models, warm-up and beta for MNIST. Both
-optimizers have warm-up and cosine decay; Amos, and AdamW's best setting, are also run at a
-constant rate after the warm-up, and Amos in a run that is planned for 70% of the steps.
+Prints a table and writes OUT.json and, if matplotlib is installed, OUT.png with all curves.
+Scales, slots and rate of Amos come from `amos_for`. Momentum 0.9 for language models, and
+warm-up and beta for MNIST, are copied from the original's recipes. Both optimizers have
+warm-up and cosine decay. Amos, and AdamW's best setting, also run at a constant rate after
+the warm-up, and Amos in a run planned for 70% of the steps.
 """
 
 import argparse
@@ -28,12 +28,13 @@ import numpy as np
 import optax
 
 from tekoa.core import rules
-from tekoa.optim import amos, scale
+from tekoa.optim.amos import transform
+from tekoa.optim.scales import auto
 
 DATA = pathlib.Path("/work/shared/data")
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 DECAYS = (0.01, 0.1)
-FOUND = "Amos, scales found"
+FOUND = "Amos, found scales"
 
 
 # --- models: plain functions of a dict of parameters ---------------------------------------
@@ -186,7 +187,7 @@ def cross_entropy(model, params, x, y):
 
 
 def train(model, params, tx, make_batch, n_steps, *, measure, every):
-    """Takes `n_steps` steps; gives (step, measure(params)) every so often and at the end."""
+    """Runs `n_steps` steps; returns (step, measure(params)) at intervals and at the end."""
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, x, y):
@@ -213,7 +214,7 @@ def hand_set_amos(rate, beta):
     }
     slots = {"Conv.*/kernel": "(1, 1, 1, SHAPE[-1])", "Dense.*/kernel": "(1, SHAPE[-1])", ".*": ()}
     make = functools.partial(rules.params_fn_from_assign_map, eval_str_value=True)
-    return amos.amos(rate, make(eta), make(slots), beta=beta)
+    return transform.amos(rate, make(eta), make(slots), beta=beta)
 
 
 def run_mnist(args):
@@ -228,25 +229,25 @@ def run_mnist(args):
         return float(np.mean(np.concatenate(hits) == test_y) * 100)
 
     curves = {}
-    for seed, kind in itertools.product(range(args.seeds), ("hand-set", "found")):
+    for seed, kind in itertools.product(range(args.seeds), ("manual", "found")):
         params = cnn_init(jax.random.key(seed))
         n_epochs = -(-n_steps // n_batches)
         orders = [np.random.default_rng([seed, e]).permutation(len(x)) for e in range(n_epochs)]
         rows = np.concatenate(orders)[: n_steps * 32].reshape(n_steps, 32)
         make = lambda i, rows=rows: (x[rows[i]], y[rows[i]])  # noqa: E731
-        if kind == "hand-set":
+        if kind == "manual":
             tx = hand_set_amos(rate, beta=0.98)
         else:
-            tx = scale.amos_for(
+            tx = auto.amos_for(
                 cnn, params, x[:128], n_batches=n_batches, learning_rate=rate, beta=0.98
             )
         curves[f"{kind} {seed}"] = train(
             cnn, params, tx, make, n_steps, measure=accuracy, every=n_batches
         )
         print(f"mnist {kind} seed {seed}: {curves[f'{kind} {seed}'][-1]}", flush=True)
-    for kind in ("hand-set", "found"):
+    for kind in ("manual", "found"):
         last = [curve[-1][1] for name, curve in curves.items() if name.startswith(kind)]
-        print(f"mnist {kind}: mean test accuracy {np.mean(last):.3f} % of {len(last)} seeds")
+        print(f"mnist {kind}: mean test accuracy {np.mean(last):.3f} %, {len(last)} seeds")
     return curves
 
 
@@ -278,7 +279,7 @@ def run_language_model(args, name):
 
     def amos_found(end=0.01, n=n_steps):
         rate, tokens = schedule(n_batches**-0.5, end, n), make(0)[0]
-        return scale.amos_for(
+        return auto.amos_for(
             model, params, tokens, n_batches=n_batches, learning_rate=rate, momentum=0.9
         )
 
@@ -327,7 +328,7 @@ def draw(curves, path):
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        print("matplotlib is not installed: no picture.")
+        print("matplotlib is not installed; no picture was written.")
         return
     figure, axes = plt.subplots(1, len(curves), figsize=(6 * len(curves), 4.5), squeeze=False)
     for axis, (task, runs) in zip(axes[0], curves.items()):
@@ -348,12 +349,18 @@ def draw(curves, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", nargs="*", default=["mnist", "ptb", "shakespeare"])
-    parser.add_argument("--seeds", type=int, default=3, help="of mnist")
-    parser.add_argument("--epochs", type=int, default=9, help="of mnist")
-    parser.add_argument("--steps", type=int, help="of every run, instead of its default")
-    parser.add_argument("--rates", type=float, nargs="*", default=RATES, help="of AdamW")
-    parser.add_argument("--decays", type=int, default=len(DECAYS), help="how many of AdamW's")
-    parser.add_argument("--width", type=int, default=128, help="of the LSTM and the transformer")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds for mnist")
+    parser.add_argument("--epochs", type=int, default=9, help="epochs for mnist")
+    parser.add_argument("--steps", type=int, help="steps of every run (default: by task)")
+    parser.add_argument(
+        "--rates", type=float, nargs="*", default=RATES, help="learning rates of AdamW"
+    )
+    parser.add_argument(
+        "--decays", type=int, default=len(DECAYS), help="number of AdamW weight decays"
+    )
+    parser.add_argument(
+        "--width", type=int, default=128, help="width of the LSTM and the transformer"
+    )
     parser.add_argument("--out", default="/tmp/scale_quality")
     parser.add_argument("--draw", nargs="*", default=[], help="only draw these .json files")
     args = parser.parse_args()

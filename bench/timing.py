@@ -1,4 +1,4 @@
-"""Interleaved timing: every contestant runs once per round, medians are compared."""
+"""Interleaved timing: every contestant runs once per round, and medians are compared."""
 
 import statistics
 import time
@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 def interleave(
     contestants: Mapping[str, Callable[[], object]], *, n_rounds: int, n_warm: int = 2
 ) -> dict[str, list[float]]:
-    """Runs all contestants in turn, `n_rounds` times.
+    """Runs all contestants alternately for `n_rounds` rounds.
 
     Args:
         contestants: Name to a function that returns when its work is done.
         n_rounds: Measured rounds.
-        n_warm: Rounds thrown away first.
+        n_warm: Warm-up rounds that are not measured.
 
     Returns:
         Seconds per call, by name, one entry per round.
@@ -29,10 +29,10 @@ def interleave(
 
 
 def ratio(seconds: Mapping[str, list[float]], name: str, base: str) -> float:
-    """Median over rounds of `name`'s time over `base`'s in the same round."""
+    """Returns the median ratio of the times of `name` and `base` in the same round."""
     return statistics.median(a / b for a, b in zip(seconds[name], seconds[base], strict=True))
 
 
 def milliseconds(values: list[float]) -> float:
-    """Median in milliseconds."""
+    """Returns the median in milliseconds."""
     return 1e3 * statistics.median(values)

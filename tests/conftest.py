@@ -1,19 +1,21 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
 
 import jax
 import pytest
 
+from support import figures
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """The command keeps what it compiles: not among the user's own files here."""
+    """The command caches compiled programs: not among the user's own files here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _programs_kept(tmp_path_factory):
+def _compile_once(tmp_path_factory):
     """Many tests compile the very same step: XLA does it once."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
@@ -26,3 +28,9 @@ def _programs_kept(tmp_path_factory):
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture
+def figure(request):
+    """Records the figures of a fault test, or compares them with the record."""
+    return figures.Figure(request.node, is_recording=request.config.option.record_figures)

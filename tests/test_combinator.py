@@ -1,7 +1,7 @@
 from tekoa import combinator
-from tekoa.extensions import base
+from tekoa.extensions import serial
 
 
-def test_the_stages_are_put_together_by_the_same_functions():
-    assert combinator.serial is base.serial
-    assert combinator.when is base.when
+def test_combinator_exports_the_functions_of_extensions():
+    assert combinator.serial is serial.serial
+    assert combinator.when is serial.when

@@ -1,4 +1,4 @@
-"""Puts stages together."""
+"""Combines stages of a training loop: `serial` and `when`."""
 
-from tekoa.extensions.base import serial as serial
-from tekoa.extensions.base import when as when
+from tekoa.extensions.serial import serial as serial
+from tekoa.extensions.serial import when as when

@@ -1,5 +1,6 @@
-"""Keys, one after another."""
+"""Sequences of PRNG keys."""
 
+import itertools
 import numbers
 from collections.abc import Iterator
 
@@ -7,14 +8,11 @@ import jax
 
 
 def sequence(seed: int | jax.Array) -> Iterator[jax.Array]:
-    """Yields keys that all differ, from a seed or a key.
+    """Returns an endless iterator of distinct PRNG keys derived from a seed or a key.
 
     >>> keys = sequence(0)
     >>> bool((jax.random.key_data(next(keys)) == jax.random.key_data(next(keys))).all())
     False
     """
     key = jax.random.key(seed) if isinstance(seed, numbers.Integral) else seed
-    i = 0
-    while True:
-        yield jax.random.fold_in(key, i)
-        i += 1
+    return (jax.random.fold_in(key, i) for i in itertools.count())

@@ -1,13 +1,21 @@
-"""What the documents say is true: their code runs."""
+"""The documents are true: their code runs, and what they name exists."""
 
+import ast
+import collections
+import importlib
+import importlib.util
 import pathlib
 import re
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-COOKBOOK = ROOT / "docs" / "cookbook"
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *COOKBOOK.glob("*.md")])
+PACKAGE = ROOT / "src" / "tekoa"
+DOCS = ROOT / "docs"
+COOKBOOK = DOCS / "cookbook"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *COOKBOOK.glob("*.md")])
+PROJECT_FILES = ["CHANGELOG", "CONTRIBUTING", "SECURITY", "CODE_OF_CONDUCT"]
+DOORS = ["optim", "data", "store", "hosts", "sharding", "estimator", "models", "testing"]
 
 
 @pytest.mark.slow
@@ -17,7 +25,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     names = {"__name__": "page"}
     blocks = python_blocks(page)
     if page.parent == COOKBOOK and page.name != "index.md":
-        # The recipes go on from the model and the data of their first page.
+        # The recipes use the model and the data of the first page.
         blocks = python_blocks(COOKBOOK / "index.md")[:1] + blocks
     for block in blocks:
         exec(compile(block, page.name, "exec"), names)
@@ -35,6 +43,160 @@ def test_readme_starts_with_the_two_commands():
     assert "pytest" in second
 
 
-def test_documents_speak_of_no_machine():
-    for page in [*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+def test_documents_name_no_machine():
+    for page in [*project_files(), *PAGES, *DOCS.rglob("*.md")]:
         assert not re.search(r"/work/|/root/|/home/\w+|\.venvs", page.read_text()), page.name
+
+
+def project_files():
+    return [ROOT / f"{name}.md" for name in PROJECT_FILES]
+
+
+def test_links_point_to_files():
+    wrong = []
+    for page in [*project_files(), *PAGES, *DOCS.rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                wrong.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not wrong
+
+
+def test_version_is_the_same_everywhere():
+    version = importlib.import_module("tekoa").__version__
+    assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_doctests_of_the_reference_are_code_blocks():
+    pytest.importorskip("griffe")
+    path = DOCS / "extensions" / "fence_doctests.py"
+    spec = importlib.util.spec_from_file_location("fence_doctests", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.fence_doctests("Adds.\n\n>>> 1 + 1\n2\n\nText.")
+    assert text == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nText."
+
+
+def test_every_page_is_in_the_navigation_and_the_overview():
+    navigation, overview = (ROOT / "mkdocs.yml").read_text(), (DOCS / "index.md").read_text()
+    for page in sorted(DOCS.glob("*.md")):
+        assert f": {page.name}\n" in navigation, page.name
+        assert page.name == "index.md" or f"]({page.name})" in overview, page.name
+    decisions = (DOCS / "decisions" / "index.md").read_text()
+    for page in (DOCS / "decisions").glob("*.md"):
+        assert page.name == "index.md" or f"]({page.name})" in decisions, page.name
+
+
+def test_the_reference_is_complete():
+    """Every public name is in the reference, and every entry of the reference exists."""
+    reference = (DOCS / "reference.md").read_text()
+    entries = re.findall(r"^::: (\S+)", reference, re.MULTILINE)
+    wrong = []
+    for entry in entries:
+        module, _, name = entry.rpartition(".")
+        if not hasattr(importlib.import_module(module), name):
+            wrong.append(f"{entry} does not exist")
+    for door in ["tekoa", *(f"tekoa.{name}" for name in DOORS)]:
+        for name in getattr(importlib.import_module(door), "__all__", ()):
+            if f"{door}.{name}" not in entries and not re.search(rf"`[^`]*\b{name}\b", reference):
+                wrong.append(f"{door}.{name} is missing")
+    assert not wrong
+
+
+def test_architecture_names_real_files():
+    """Every `path/file.py` and `path/file.py:function` of the page exists below src/tekoa."""
+    text = (DOCS / "ARCHITECTURE.md").read_text()
+    wrong = []
+    for path, name in files_named(text):
+        if not (PACKAGE / path).exists():
+            wrong.append(f"{path} does not exist")
+        elif name and name not in definitions(ast.parse((PACKAGE / path).read_text())):
+            wrong.append(f"{path} does not define {name}")
+    assert not wrong
+
+
+def test_other_pages_name_real_files():
+    folders = [ROOT / name for name in ("src", "tests", "bench")]
+    files = [path.as_posix() for folder in folders for path in folder.rglob("*.py")]
+    for page in [*project_files(), *PAGES, *DOCS.rglob("*.md")]:
+        for path, _ in files_named(page.read_text()):
+            is_real = "/" not in path or any(file.endswith(f"/{path}") for file in files)
+            assert is_real, f"{page.relative_to(ROOT)}: {path} does not exist"
+
+
+def files_named(text):
+    """Pairs of a file and what is named in it, or an empty string, in the code of a page."""
+    return re.findall(r"`((?:\w+/)*\w+\.py)(?::([\w.]+))?`", text)
+
+
+def test_architecture_shows_every_folder():
+    text = (DOCS / "ARCHITECTURE.md").read_text()
+    folders = {path.parent.name for path in PACKAGE.rglob("__init__.py")} - {"tekoa"}
+    assert folders == set(re.findall(r"^ *(\w+)/ ", text, re.MULTILINE))
+
+
+def definitions(tree):
+    """Names of functions and classes, and `Class.method`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            methods = [child for child in node.body if isinstance(child, ast.FunctionDef)]
+            yield from (f"{node.name}.{method.name}" for method in methods)
+
+
+def test_architecture_lists_the_types_that_cross_folders():
+    text = (DOCS / "ARCHITECTURE.md").read_text()
+    listed = re.search(r"^```types\n(.*?)\n```", text, re.DOTALL | re.MULTILINE)[1]
+    actual = "\n".join(
+        f"{folder}: {', '.join(sorted(names))}"
+        for folder, names in sorted(types_that_cross_folders().items())
+    )
+    assert listed == actual, f"Paste this into docs/ARCHITECTURE.md:\n\n{actual}\n"
+
+
+def types_that_cross_folders():
+    """Public classes of `src/tekoa` that a module of another folder uses, by home folder."""
+    modules = {module_name(path): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    classes = {
+        f"{module}.{node.name}"
+        for module, tree in modules.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+    homes = dict(public_names())
+    crossing = collections.defaultdict(set)
+    for module, tree in modules.items():
+        for used in {homes.get(name, name) for name in used_names(tree)} & classes:
+            folder, name = used.split(".")[1], used.split(".")[-1]
+            if folder != (module + ".").split(".")[1]:
+                crossing[folder].add(name)
+    return crossing
+
+
+def module_name(path):
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
+
+
+def public_names():
+    """Pairs of a public name and where it is defined, from the stubs."""
+    for stub in PACKAGE.rglob("__init__.pyi"):
+        for node in ast.parse(stub.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    yield f"{module_name(stub)}.{alias.name}", f"{node.module}.{alias.name}"
+
+
+def used_names(tree):
+    """Dotted names that a module imports, or uses as attributes of imported modules."""
+    aliases = {"tekoa": "tekoa"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    yield from aliases.values()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{aliases.get(node.value.id)}.{node.attr}"

@@ -1,4 +1,4 @@
-"""One way to train a model of any library for a few steps."""
+"""A fixture that trains a model of any library for a few steps."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from tekoa.core import step as steps
 
 @pytest.fixture
 def train():
-    """`train(fns, n)` -> the state after n Adam steps, and the losses."""
+    """Returns `train(fns, n)` -> (state after n Adam steps, losses)."""
 
     def run(fns, n, *, loss=lambda out, y: ((out - y) ** 2).mean(), data=None, **options):
         tx = optax.adam(1e-2)

@@ -33,7 +33,7 @@ class Dropping(eqx.Module):
         return self.drop(self.out(x), key=key)
 
 
-def test_a_module_for_one_example_runs_over_rows():
+def test_a_module_is_vmapped_over_the_batch():
     module = eqx.nn.MLP(8, 3, 4, 1, key=RNG)
     fns = bridge.model_fns(module)
     params, variables = fns.init(RNG, (X,))
@@ -42,14 +42,14 @@ def test_a_module_for_one_example_runs_over_rows():
     assert "layers/0/weight" in trees.flatten_named(params)
 
 
-def test_statistics_move_in_training_only(train):
+def test_statistics_change_in_training_only(train):
     fns = bridge.model_fns(eqx.nn.make_with_state(Normed)(RNG))
     params, variables = fns.init(RNG, (X,))
     _, changed = fns.apply(params, variables, (X,), rng=RNG, train=True)
-    moved = [
+    has_changed = [
         not np.array_equal(a, b) for a, b in zip(variables["state"], changed["state"], strict=True)
     ]
-    assert any(moved)
+    assert any(has_changed)
     assert fns.apply(params, variables, (X,), rng=RNG, train=False)[1] == {}
     state, losses = train(fns, 30)
     assert losses[-1] < losses[0]
@@ -57,18 +57,18 @@ def test_statistics_move_in_training_only(train):
     assert isinstance(module, Normed)
 
 
-def test_each_row_drops_out_by_itself_in_training_only():
+def test_dropout_differs_by_row_and_is_off_in_evaluation():
     fns = bridge.model_fns(Dropping(RNG))
     params, variables = fns.init(RNG, (X,))
     dropped, _ = fns.apply(params, variables, (X,), rng=RNG, train=True)
     zeros = np.asarray(dropped) == 0
     assert zeros.any()
     assert len(np.unique(zeros, axis=0)) > 1
-    kept, _ = fns.apply(params, variables, (X,), rng=RNG, train=False)
-    assert not (np.asarray(kept) == 0).any()
+    evaluated, _ = fns.apply(params, variables, (X,), rng=RNG, train=False)
+    assert not (np.asarray(evaluated) == 0).any()
 
 
-def test_the_merged_module_is_the_trained_one(train):
+def test_merge_returns_the_trained_module(train):
     module = eqx.nn.MLP(8, 3, 4, 1, key=RNG)
     fns = bridge.model_fns(module)
     state, _ = train(fns, 2)

@@ -32,20 +32,20 @@ class Deterministic(nn.Module):
         return nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(3)(x))
 
 
-def test_init_gives_parameters_and_the_collections_that_are_kept():
+def test_init_returns_parameters_and_other_collections():
     params, variables = linen.model_fns(Net()).init(RNG, (X,))
     assert sorted(params) == ["BatchNorm_0", "Dense_0"]
     assert sorted(variables) == ["batch_stats"]
 
 
-def test_training_moves_batch_statistics_as_numpy_does(train):
+def test_batch_statistics_match_numpy(train):
     state, _ = train(linen.model_fns(Net()), 1, data=[(X, X[:, :3])])
     stats = state.variables["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose(stats["mean"], 0.5 * X.mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(stats["var"], 0.5 + 0.5 * X.var(0), rtol=1e-5)
 
 
-def test_training_drops_out_and_evaluation_does_not():
+def test_dropout_is_on_in_training_and_off_in_evaluation():
     fns = linen.model_fns(Net())
     params, variables = fns.init(RNG, (X,))
     run = functools.partial(fns.apply, params, variables, (X,))
@@ -57,15 +57,15 @@ def test_training_drops_out_and_evaluation_does_not():
     assert changed == {}
 
 
-@pytest.mark.parametrize(("held", "drops"), [(None, True), (True, False), (False, True)])
-def test_a_module_that_holds_the_mode_itself_is_not_told_twice(held, drops):
-    fns = linen.model_fns(Deterministic(held))
+@pytest.mark.parametrize(("field", "drops"), [(None, True), (True, False), (False, True)])
+def test_a_mode_set_on_the_module_is_not_passed_again(field, drops):
+    fns = linen.model_fns(Deterministic(field))
     params, variables = fns.init(RNG, (X,))
     outputs, _ = fns.apply(params, variables, (X,), rng=RNG, train=True)
     assert bool((outputs == 0).any()) == drops
 
 
-def test_only_named_collections_change():
+def test_only_mutable_collections_change():
     class Counting(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -82,7 +82,7 @@ def test_only_named_collections_change():
         assert set(changed) == expected
 
 
-def test_named_streams_reach_the_model():
+def test_custom_rng_streams_reach_the_model():
     class Noisy(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -98,7 +98,7 @@ def test_named_streams_reach_the_model():
     assert not np.array_equal(a, b)
 
 
-def test_a_carry_is_kept_from_batch_to_batch_and_in_evaluation():
+def test_a_carry_changes_in_training_and_evaluation():
     model = RNNLM(vocab_size=5, d_model=4, deterministic=True)
     fns = linen.model_fns(model)
     tokens = np.zeros((2, 3), np.int32)
@@ -115,22 +115,22 @@ def test_partitioned_parameters_are_plain_arrays():
     assert isinstance(params["kernel"], jax.Array)
 
 
-def test_an_init_without_parameters_is_told():
-    with pytest.raises(TypeError, match="mapping of collections with 'params'"):
+def test_an_init_without_params_is_refused():
+    with pytest.raises(TypeError, match="mapping of collections that includes 'params'"):
         linen.model_fns(lambda rngs, x: {"weights": jnp.ones(2)}, lambda *a: a).init(RNG, (X,))
 
 
-def test_init_alone_is_not_enough():
+def test_init_without_apply_is_refused():
     with pytest.raises(TypeError, match=r"pass apply=model\.apply"):
         linen.model_fns(lambda rngs, x: {})
 
 
-def test_training_learns(train):
+def test_training_reduces_the_loss(train):
     _, losses = train(linen.model_fns(nn.Dense(3)), 50)
     assert losses[-1] < losses[0]
 
 
-def test_the_whole_model_runs_with_optax_loss(train):
+def test_training_works_with_an_optax_loss(train):
     _, losses = train(
         linen.model_fns(nn.Dense(3)),
         2,

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import tekoa
-from tekoa.bridges import detect
+from tekoa.bridges import any_model
 from tekoa.bridges.lora import lora
 from tekoa.core import step as steps
 from tekoa.core import trees
@@ -64,7 +64,7 @@ def plain_model():
         (w0, b0), (w1, b1) = params["body"], params["head"]
         return jax.nn.relu(x @ w0 + b0) @ w1 + b1
 
-    return detect.as_model_fns(params, apply)
+    return any_model.as_model_fns(params, apply)
 
 
 MODELS = {
@@ -80,13 +80,13 @@ def outputs(fns, params, variables, x=X):
     return fns.apply(params, variables, (x,), rng=jax.random.key(0), train=False)[0]
 
 
-def test_adapters_start_as_the_model_itself():
+def test_new_adapters_do_not_change_the_outputs():
     fns = lora(NnxModel(), rank=2)
     np.testing.assert_array_equal(outputs(fns, *fns.init(jax.random.key(5), (X,))), NnxModel()(X))
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_base_stays_and_merged_weights_give_the_same_outputs(make, train):
+def test_base_is_unchanged_and_merged_weights_give_the_same_outputs(make, train):
     model = make()
     fns = lora(model, rank=2, alpha=3.0)
     start, variables = fns.init(jax.random.split(jax.random.key(0))[0], (X,))
@@ -102,17 +102,18 @@ def test_base_stays_and_merged_weights_give_the_same_outputs(make, train):
     # Adam: two slots per adapter and a count.
     assert trees.n_elements(state.opt_state) == 2 * trees.n_elements(state.params) + 1
     merged = fns.merge(state.params, state.variables)
-    plain = detect.as_model_fns(model)
+    plain = any_model.as_model_fns(model)
     if plain.merge is None:
-        seen = outputs(plain, merged, {})
+        merged_outputs = outputs(plain, merged, {})
     else:
-        seen = jax.vmap(merged)(X) if isinstance(merged, eqx.Module) else merged(X)
+        merged_outputs = jax.vmap(merged)(X) if isinstance(merged, eqx.Module) else merged(X)
         assert type(merged) is type(model)
-    np.testing.assert_allclose(seen, outputs(fns, state.params, state.variables), atol=1e-6)
+    adapted_outputs = outputs(fns, state.params, state.variables)
+    np.testing.assert_allclose(merged_outputs, adapted_outputs, atol=1e-6)
 
 
 class Layers(nnx.Module):
-    """One of every layer that has a matrix in it."""
+    """One of each kind of layer that has a matrix."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -136,41 +137,41 @@ def test_every_kind_of_nnx_layer_is_adapted():
     tx = optax.adam(1e-2)
     state = steps.init_state(fns, tx, jax.random.key(0), inputs=(tokens,))
     adapted = {name.rsplit("/", 1)[0] for name in trees.flatten_named(state.params)}
-    whole = nnx.to_pure_dict(nnx.state(layers, nnx.Param))
-    assert adapted == {k for k, v in trees.flatten_named(whole).items() if v.ndim > 1}
-    # A query is (width, heads, each) and its output (heads, each, width).
+    weights = nnx.to_pure_dict(nnx.state(layers, nnx.Param))
+    assert adapted == {k for k, v in trees.flatten_named(weights).items() if v.ndim > 1}
+    # A query has axes (width, heads, head width), the output (heads, head width, width).
     attention = state.params["attention"]
     assert attention["query"]["kernel"]["lora_a"].shape == (6, 2)
     assert attention["out"]["kernel"]["lora_b"].shape == (2, 6)
-    step = jax.jit(steps.make_train_step(fns, lambda out: jnp.mean(out**4), tx, split=_alone))
+    step = jax.jit(steps.make_train_step(fns, lambda out: jnp.mean(out**4), tx, split=_inputs_only))
     for _ in range(3):
         state, _ = step(state, tokens)
     merged = fns.merge(state.params, state.variables)
-    # Op by op, each operation would be compiled by itself.
+    # Without jit, every operation would be compiled separately.
     plain, before = jax.jit(lambda x: (merged(x), layers(x)))(tokens)
     assert np.abs(plain - before).max() > 1e-3
-    seen = jax.jit(lambda *args: fns.apply(*args, (tokens,), rng=state.rng, train=False)[0])(
+    adapted = jax.jit(lambda *args: fns.apply(*args, (tokens,), rng=state.rng, train=False)[0])(
         state.params, state.variables
     )
-    np.testing.assert_allclose(plain, seen, atol=1e-6)
+    np.testing.assert_allclose(plain, adapted, atol=1e-6)
 
 
-def _alone(batch):
+def _inputs_only(batch):
     return (batch,), ()
 
 
-def test_table_tells_what_is_adapted_trained_and_frozen(train):
+def test_table_selects_what_is_adapted_trained_and_frozen(train):
     fns = lora(NnxModel(), where={"^head/": "train", "kernel$": "adapt"})
     state, _ = train(fns, 3)
-    seen = set(trees.flatten_named(state.params))
-    assert seen == {"body/kernel/lora_a", "body/kernel/lora_b", "head/bias", "head/kernel"}
+    names = set(trees.flatten_named(state.params))
+    assert names == {"body/kernel/lora_a", "body/kernel/lora_b", "head/bias", "head/kernel"}
     assert set(trees.flatten_named(state.variables["frozen"])) == {"body/bias", "body/kernel"}
     merged = fns.merge(state.params, state.variables)
     np.testing.assert_array_equal(merged.head.kernel[...], state.params["head"]["kernel"])
     np.testing.assert_array_equal(merged.body.bias[...], NnxModel().body.bias[...])
 
 
-def test_adapters_are_saved_and_loaded_alone(tmp_path, train):
+def test_adapters_can_be_saved_and_loaded_separately(tmp_path, train):
     fns = lora(NnxModel())
     state, _ = train(fns, 5)
     with tekoa.store.Store(tmp_path) as store:
@@ -184,28 +185,30 @@ def test_adapters_are_saved_and_loaded_alone(tmp_path, train):
     )
 
 
-def test_base_is_taken_by_name_and_checked():
+def test_base_is_matched_by_name_and_checked():
     trained = LinenModel().init(jax.random.key(3), X)["params"]
     fns = lora(LinenModel(), base=jax.tree.map(np.asarray, trained))
     _, variables = fns.init(jax.random.key(0), (X,))
     assert_trees_equal(variables["frozen"], trained)
     wrong = {**trained, "head": {"kernel": np.ones((16, 4)), "bias": trained["head"]["bias"]}}
-    with pytest.raises(ValueError, match=r"\(16, 4\) for 'head/kernel', the model \(16, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"'head/kernel' has shape \(16, 4\) in `base`, but \(16, 3\)"
+    ):
         lora(LinenModel(), base=wrong).init(jax.random.key(0), (X,))
-    with pytest.raises(ValueError, match="`base` and the model differ in the parameters head/bias"):
+    with pytest.raises(ValueError, match="`base` and the model differ in: head/bias"):
         lora(LinenModel(), base={"body": trained["body"]}).init(jax.random.key(0), (X,))
 
 
-def test_bfloat16_computes_lowered_and_learns_in_float32(train):
-    seen = []
+def test_bfloat16_computes_in_bfloat16_and_trains_in_float32(train):
+    dtypes_in_call = []
 
     def apply(params, x):
-        seen.append({params["w"].dtype, params["b"].dtype, x.dtype})
+        dtypes_in_call.append({params["w"].dtype, params["b"].dtype, x.dtype})
         return x @ params["w"] + params["b"]
 
-    model = detect.as_model_fns({"w": jnp.ones((8, 3)), "b": jnp.zeros(3)}, apply)
+    model = any_model.as_model_fns({"w": jnp.ones((8, 3)), "b": jnp.zeros(3)}, apply)
     state, losses = train(lora(model, rank=1), 3, precision="bf16")
-    assert {jnp.dtype("bfloat16")} in seen
+    assert {jnp.dtype("bfloat16")} in dtypes_in_call
     assert losses[-1] < losses[0]
     dtypes = {x.dtype.name for x in jax.tree.leaves((state.params, state.variables["frozen"]))}
     assert dtypes == {"float32"}
@@ -213,7 +216,7 @@ def test_bfloat16_computes_lowered_and_learns_in_float32(train):
 
 def test_a_bfloat16_base_has_float32_adapters():
     base = {"w": jnp.ones((8, 3), jnp.bfloat16)}
-    fns = lora(detect.as_model_fns(base, lambda p, x: x @ p["w"]), rank=1)
+    fns = lora(any_model.as_model_fns(base, lambda p, x: x @ p["w"]), rank=1)
     params, variables = fns.init(jax.random.key(0), (X,))
     assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float32"}
     assert fns.merge(params, variables)["w"].dtype == jnp.bfloat16
@@ -222,14 +225,14 @@ def test_a_bfloat16_base_has_float32_adapters():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 4}, r"rank=4 is too much for parameter 'head/kernel' of shape \(16, 3\)"),
-        ({"where": "kernal$"}, r"'kernal\$' of `where` is found in no name.*body/kernel"),
+        ({"rank": 4}, r"rank=4 is too large for parameter 'head/kernel' of shape \(16, 3\)"),
+        ({"where": "kernal$"}, r"'kernal\$' of `where` matches no parameter.*body/kernel"),
         ({"where": "bias$"}, r"'body/bias' of shape \(16,\) has fewer than two axes"),
-        ({"where": {"kernel": "freeze"}}, "Nothing is left to adapt"),
-        ({"adapters": {"body": {}}}, "`adapters` and the model differ in.*body/kernel/lora_a"),
+        ({"where": {"kernel": "freeze"}}, "nothing to adapt"),
+        ({"adapters": {"body": {}}}, "`adapters` and the model differ in: body/kernel/lora_a"),
     ],
 )
-def test_mistakes_that_need_the_model_name_the_weight(options, message):
+def test_errors_at_init_name_the_parameter(options, message):
     with pytest.raises(ValueError, match=message):
         lora(NnxModel(), **options).init(jax.random.key(0), (X,))
 
@@ -237,25 +240,25 @@ def test_mistakes_that_need_the_model_name_the_weight(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank must be a whole number of 1 or more, got 0"),
+        ({"rank": 0}, "rank must be a positive integer, got 0"),
         ({"rank": 1.5}, "rank must be"),
-        ({"alpha": 0}, "alpha must be above 0"),
+        ({"alpha": 0}, "alpha must be positive"),
         ({"where": {"kernel": True}}, r"where\['kernel'\] must be one of"),
         ({"where": "kernel("}, r"'kernel\(' is not a regular expression"),
     ],
 )
-def test_mistakes_in_the_call_are_told_at_once(options, message):
+def test_invalid_arguments_are_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         lora(NnxModel(), **options)
 
 
-def test_a_model_is_not_adapted_twice():
+def test_adapting_a_model_twice_is_refused():
     with pytest.raises(ValueError, match="adapted twice"):
         lora(lora(NnxModel())).init(jax.random.key(0), (X,))
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
-def test_the_base_is_split_over_a_mesh_as_the_model_would_be():
+def test_the_base_is_sharded_like_the_model():
     init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
     model = lora(nn.Dense(16, kernel_init=init), rank=1)
     layout = tekoa.Layout(

@@ -47,7 +47,7 @@ class Counter(nnx.Module):
         return self.out(x) + self.n[...][:, None]
 
 
-def test_leaves_are_named_as_for_every_library():
+def test_parameters_are_named_as_in_other_libraries():
     params, variables = bridge.model_fns(Net(nnx.Rngs(0), 11)).init(RNG, (X,))
     names = trees.flatten_named(params)
     assert {"layers/0/kernel", "layers/10/bias", "norm/scale", "out/kernel"} <= set(names)
@@ -55,7 +55,7 @@ def test_leaves_are_named_as_for_every_library():
     assert {"state/norm/mean", "state/norm/var"} <= set(trees.flatten_named(variables))
 
 
-def test_leaves_keep_their_places_past_ten_layers():
+def test_parameters_stay_in_order_past_ten_layers():
     module = Net(nnx.Rngs(0), 11)
     fns = bridge.model_fns(module)
     params, variables = fns.init(RNG, (X,))
@@ -64,23 +64,23 @@ def test_leaves_keep_their_places_past_ten_layers():
     assert_trees_equal(nnx.to_pure_dict(nnx.state(fns.merge(params, variables), nnx.Param)), params)
 
 
-def test_training_moves_statistics_and_random_streams(train):
+def test_training_updates_statistics_and_random_streams(train):
     state, losses = train(bridge.model_fns(Net(nnx.Rngs(0))), 3)
-    found = trees.flatten_named(state.variables)
-    assert found["state/norm/mean"].any()
-    assert int(found["state/drop/rngs/count"]) == 3
+    variables = trees.flatten_named(state.variables)
+    assert variables["state/norm/mean"].any()
+    assert int(variables["state/drop/rngs/count"]) == 3
     assert losses == train(bridge.model_fns(Net(nnx.Rngs(0))), 3)[1]
 
 
-def test_a_skipped_step_leaves_random_streams_where_they_were(train):
+def test_a_skipped_step_does_not_advance_random_streams(train):
     bad = [(np.full_like(X, np.nan), X[:, :3])]
     state, _ = train(bridge.model_fns(Net(nnx.Rngs(0))), 2, on_nan="skip", data=bad)
-    found = trees.flatten_named(state.variables)
-    assert int(found["state/drop/rngs/count"]) == 0
-    assert np.isfinite(found["state/norm/mean"]).all()
+    variables = trees.flatten_named(state.variables)
+    assert int(variables["state/drop/rngs/count"]) == 0
+    assert np.isfinite(variables["state/norm/mean"]).all()
 
 
-def test_evaluation_neither_drops_nor_moves_anything():
+def test_evaluation_has_no_dropout_and_changes_no_statistics():
     fns = bridge.model_fns(Net(nnx.Rngs(0)))
     params, variables = fns.init(RNG, (X,))
     a, changed = fns.apply(params, variables, (X,), rng=RNG, train=False)
@@ -89,7 +89,7 @@ def test_evaluation_neither_drops_nor_moves_anything():
     assert_trees_equal(changed["state"]["norm"], variables["state"]["norm"])
 
 
-def test_the_users_module_is_left_alone_and_the_merged_one_is_trained(train):
+def test_the_original_module_is_unchanged_and_the_merged_one_is_trained(train):
     module = Net(nnx.Rngs(0))
     before = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(module, nnx.Param)))
     fns = bridge.model_fns(module)
@@ -108,12 +108,12 @@ def test_tied_weights_are_one_parameter_and_stay_tied(train):
     assert merged.a is merged.b
 
 
-def test_a_carry_goes_from_batch_to_batch(train):
+def test_a_carry_is_passed_from_batch_to_batch(train):
     state, _ = train(bridge.model_fns(Counter(nnx.Rngs(0))), 3)
     np.testing.assert_array_equal(state.carry["n"], np.full(16, 3.0))
 
 
-def test_a_call_that_adds_variables_is_named():
+def test_variables_created_in_the_call_are_refused():
     class Growing(nnx.Module):
         def __init__(self, rngs):
             self.out = nnx.Linear(8, 3, rngs=rngs)
@@ -127,14 +127,14 @@ def test_a_call_that_adds_variables_is_named():
         fns.apply(*fns.init(RNG, (X,)), (X,), rng=RNG, train=True)
 
 
-def test_what_a_call_only_notes_down_is_not_kept(train):
-    class Noting(nnx.Module):
+def test_intermediates_are_dropped(train):
+    class Recording(nnx.Module):
         def __init__(self, rngs):
             self.out = nnx.Linear(8, 3, rngs=rngs)
 
         def __call__(self, x):
-            self.seen = nnx.Intermediate(x)
+            self.hidden = nnx.Intermediate(x)
             return self.out(x)
 
-    state, _ = train(bridge.model_fns(Noting(nnx.Rngs(0))), 2)
+    state, _ = train(bridge.model_fns(Recording(nnx.Rngs(0))), 2)
     assert state.variables == {}

@@ -1,4 +1,4 @@
-"""Every optimizer of the package, by one list, through the same promises."""
+"""Every optimizer of the package keeps the same promises."""
 
 import dataclasses
 import functools
@@ -20,16 +20,18 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tekoa.core import trees
-from tekoa.optim import amos, classic, groups, rates, triples
+from tekoa.optim import groups, rates
+from tekoa.optim.amos import transform
+from tekoa.optim.triples import classic, convert
 from tekoa.testing import assert_trees_equal, count_compilations
 
-# A table written for one tree is tried on all kinds here, also where a group stays empty.
+# One table of groups is used for all kinds of trees, so that some groups are empty.
 pytestmark = pytest.mark.filterwarnings("ignore::tekoa.optim.groups.UnusedRuleWarning")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An optimizer as a function of its learning rate, and rates that suit the problems."""
+    """An optimizer as a function of its learning rate, with a suitable rate per problem."""
 
     make: Callable[..., optax.GradientTransformation]
     quadratic: float
@@ -39,22 +41,22 @@ class Case:
 
 def amos_with(slots=None, **kwargs):
     def make(learning_rate):
-        return amos.amos(learning_rate, lambda name, shape: 1.0, slots, **kwargs)
+        return transform.amos(learning_rate, lambda name, shape: 1.0, slots, **kwargs)
 
     return make
 
 
 def amos_with_warm_up(learning_rate):
     warm_up = lambda count: learning_rate * jnp.minimum(1.0, count / 8)
-    return amos.amos(warm_up, lambda name, shape: 1.0)
+    return transform.amos(warm_up, lambda name, shape: 1.0)
 
 
 def triple(maker, **kwargs):
-    return lambda learning_rate: triples.from_triple(maker(learning_rate, **kwargs))
+    return lambda learning_rate: convert.from_triple(maker(learning_rate, **kwargs))
 
 
 def two_groups(learning_rate):
-    return groups.groups(
+    return groups.param_groups(
         {
             "(bias|left|0)$": rates.rated(triple(classic.momentum, mass=0.9), learning_rate),
             ".*": rates.rated(triple(classic.adam), learning_rate),
@@ -85,7 +87,7 @@ OPTIMIZERS = {
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
-def test_no_classic_optimizer_is_left_out():
+def test_all_classic_optimizers_are_covered():
     makers = {n for n in classic.__all__ if hasattr(getattr(classic, n), "__wrapped__")}
     assert len(makers) == 9
     assert makers <= set(OPTIMIZERS)
@@ -125,7 +127,7 @@ def run(stepper, params, state, all_grads=GRADS):
 
 
 class Run(NamedTuple):
-    """A compiled step, the end of a run of it, and how often it was compiled in that run."""
+    """A compiled step, the result of a run of it, and the number of compilations."""
 
     stepper: Callable[..., Any]
     end: Any
@@ -134,7 +136,7 @@ class Run(NamedTuple):
 
 @functools.cache
 def first_run(name):
-    """Runs each optimizer once: one compiled step serves every test of plain dicts."""
+    """Runs each optimizer once; tests of plain dicts share the compiled step."""
     tx = transformation(name)
     stepper = functools.partial(jax.jit(step, static_argnums=0), tx)
     state = tx.init(PARAMS)
@@ -158,7 +160,7 @@ def assert_close(a, b, rtol=2e-5):
 
 
 @every_optimizer
-def test_jit_and_op_by_op_agree_and_something_moves(name):
+def test_jit_and_op_by_op_agree_and_parameters_change(name):
     tx = transformation(name)
     params, state = run(functools.partial(step, tx), PARAMS, tx.init(PARAMS))
     assert_close((params, state), trajectory_end(name))
@@ -179,7 +181,7 @@ def test_scan_agrees_with_a_loop(name):
 
 
 @every_optimizer
-def test_vmap_trains_each_member_of_an_ensemble_alone(name):
+def test_vmap_trains_each_ensemble_member_separately(name):
     tx = transformation(name)
     stack = lambda *xs: jnp.stack(xs)
     members = [PARAMS, jax.tree.map(lambda x: 1.5 * x + 1, PARAMS)]
@@ -198,7 +200,7 @@ def test_only_the_first_step_compiles(name):
 
 
 @every_optimizer
-def test_chain_feeds_it_the_changed_gradient(name):
+def test_chain_passes_the_scaled_gradient(name):
     tx = transformation(name)
     chain = optax.chain(optax.scale(2.0), tx, optax.scale(0.5))
     updates, (_, state, _) = chain.update(GRADS[0], chain.init(PARAMS), PARAMS)
@@ -209,7 +211,7 @@ def test_chain_feeds_it_the_changed_gradient(name):
 
 
 @every_optimizer
-def test_masked_leaves_pass_by_and_have_no_slots(name):
+def test_masked_parameters_pass_through_and_have_no_slots(name):
     tx = transformation(name)
     masked = optax.masked(tx, {"dense": {"bias": True, "kernel": False}, "temperature": False})
     state = masked.init(PARAMS)
@@ -221,11 +223,11 @@ def test_masked_leaves_pass_by_and_have_no_slots(name):
 
 
 @every_optimizer
-def test_partition_into_two_of_it_changes_nothing(name):
+def test_partition_into_two_groups_gives_the_same_updates(name):
     tx = transformation(name)
     labels = {"dense": {"bias": "a", "kernel": "b"}, "temperature": "b"}
-    parts = optax.partition({"a": tx, "b": OPTIMIZERS[name].make(RATE)}, labels)
-    updates, _ = parts.update(GRADS[0], parts.init(PARAMS), PARAMS)
+    partition = optax.partition({"a": tx, "b": OPTIMIZERS[name].make(RATE)}, labels)
+    updates, _ = partition.update(GRADS[0], partition.init(PARAMS), PARAMS)
     expected, _ = tx.update(GRADS[0], tx.init(PARAMS), PARAMS)
     assert_close(updates, expected)
 
@@ -245,7 +247,7 @@ def test_multi_steps_takes_one_step_with_the_mean_gradient(name):
 
 
 @every_optimizer
-def test_injected_rate_can_be_changed_while_training(name):
+def test_injected_rate_can_be_changed_during_training(name):
     tx = optax.inject_hyperparams(OPTIMIZERS[name].make)(learning_rate=RATE)
     state = tx.init(PARAMS)
     same, _ = tx.update(GRADS[0], state, PARAMS)
@@ -260,18 +262,18 @@ def test_injected_rate_can_be_changed_while_training(name):
 
 
 @every_optimizer
-def test_tree_map_params_tells_slots_from_counts(name):
+def test_tree_map_params_separates_slots_from_counts(name):
     _, state = trajectory_end(name)
-    seen = optax.tree_map_params(
+    kinds = optax.tree_map_params(
         transformation(name),
         lambda x: "slot",
         state,
         transform_non_params=lambda x: "number",
     )
-    assert jax.tree.structure(seen) == jax.tree.structure(state)
-    for leaf_name, mark in zip(trees.leaf_names(state), jax.tree.leaves(seen), strict=True):
+    assert jax.tree.structure(kinds) == jax.tree.structure(state)
+    for leaf_name, kind in zip(trees.leaf_names(state), jax.tree.leaves(kinds), strict=True):
         is_number = leaf_name[-1] in {"count", "rate"}
-        assert mark == ("number" if is_number else "slot"), leaf_name
+        assert kind == ("number" if is_number else "slot"), leaf_name
 
 
 class NnxDense(nnx.Module):
@@ -351,19 +353,19 @@ def test_every_tree_kind_gives_the_same_bits(name):
         kind_params = build(jnp.array(dense["bias"]), jnp.array(dense["kernel"]))
         kind_grads = tree_like(kind_params, dense_grads)
         state = tx.init(kind_params)
-        seen, _ = step_twin(stepper, tx, kind)(kind_params, state, kind_grads)
-        assert jax.tree.structure(seen) == jax.tree.structure(kind_params), kind
-        assert_close(jax.tree.leaves(seen), jax.tree.leaves(params))
+        new_params, _ = choose_step(stepper, tx, kind)(kind_params, state, kind_grads)
+        assert jax.tree.structure(new_params) == jax.tree.structure(kind_params), kind
+        assert_close(jax.tree.leaves(new_params), jax.tree.leaves(params))
 
 
-def step_twin(stepper, tx, kind):
-    # One kind is compiled; for the others op by op is quicker and checks the same code.
+def choose_step(stepper, tx, kind):
+    # Only one kind is compiled: for the others, op by op is faster and checks the same code.
     return stepper if kind == "equinox" else functools.partial(step, tx)
 
 
 @every_optimizer
 @pytest.mark.parametrize("shape", [(), (4,), (0, 3)], ids=str)
-def test_bare_arrays_and_numbers_are_trees_too(name, shape):
+def test_single_arrays_and_numbers_are_accepted(name, shape):
     tx = transformation(name)
     params, grads = jnp.ones(shape), jnp.ones(shape)
     new, _ = step(tx, params, tx.init(params), grads)
@@ -372,7 +374,7 @@ def test_bare_arrays_and_numbers_are_trees_too(name, shape):
 
 
 @every_optimizer
-def test_a_tree_without_parameters_is_fine(name):
+def test_a_tree_without_parameters_is_accepted(name):
     tx = transformation(name)
     assert step(tx, {"a": None}, tx.init({"a": None}), {"a": None})[0] == {"a": None}
 
@@ -385,8 +387,8 @@ def test_bfloat16_parameters_have_float32_slots(name):
     stepper = jax.jit(functools.partial(step, tx))
     params, new_state = stepper(small(PARAMS), state, small(GRADS[0]))
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
-    kinds = {x.dtype for x in jax.tree.leaves(new_state)} - {jnp.dtype(jnp.int32)}
-    assert kinds <= {jnp.dtype(jnp.float32)}
+    dtypes = {x.dtype for x in jax.tree.leaves(new_state)} - {jnp.dtype(jnp.int32)}
+    assert dtypes <= {jnp.dtype(jnp.float32)}
     assert jax.tree.map(jnp.result_type, state) == jax.tree.map(jnp.result_type, new_state)
     full, _ = jitted_step(name)(PARAMS, transformation(name).init(PARAMS), GRADS[0])
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(full), strict=True):
@@ -405,14 +407,14 @@ def test_strict_type_promotion_is_satisfied(name):
 
 @every_optimizer
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1e-30, 1e-42])
-def test_zero_and_tiny_gradients_give_finite_numbers(name, size):
+def test_zero_and_tiny_gradients_give_finite_results(name, size):
     grads = jax.tree.map(lambda x: np.full(x.shape, size, np.float32), PARAMS)
     end = run(jitted_step(name), PARAMS, transformation(name).init(PARAMS), [grads] * 3)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(end))
 
 
 @every_optimizer
-def test_state_restored_by_flax_goes_on_with_the_same_bits(name):
+def test_state_restored_by_flax_continues_with_the_same_bits(name):
     tx = transformation(name)
     params, state = run(jitted_step(name), PARAMS, tx.init(PARAMS), GRADS[:2])
     data = flax.serialization.to_bytes(state)
@@ -423,35 +425,35 @@ def test_state_restored_by_flax_goes_on_with_the_same_bits(name):
     assert_trees_equal(end, trajectory_end(name))
 
 
-def test_states_of_all_optimizers_go_through_orbax(tmp_path):
+def test_states_of_all_optimizers_survive_orbax(tmp_path):
     states = {name: trajectory_end(name)[1] for name in OPTIMIZERS}
     targets = {name: transformation(name).init(PARAMS) for name in OPTIMIZERS}
-    assert_trees_equal(through_orbax(tmp_path / "states", states, targets), states)
+    assert_trees_equal(save_and_restore(tmp_path / "states", states, targets), states)
 
 
-def test_packed_states_of_the_classic_family_go_through_orbax(tmp_path):
+def test_packed_states_of_classic_optimizers_survive_orbax(tmp_path):
     makers = ["sgd", "adagrad", "rmsprop", "rmsprop_momentum", "adam", "adamax", "sm3"]
     family = {name: getattr(classic, name)(RATE) for name in makers}
     family |= {n: getattr(classic, n)(RATE, mass=0.9) for n in ("momentum", "nesterov")}
-    new = {name: triple.init_fn(PARAMS) for name, triple in family.items()}
-    states = {n: triple.update_fn(0, GRADS[0], new[n]) for n, triple in family.items()}
+    initial = {name: triple.init_fn(PARAMS) for name, triple in family.items()}
+    states = {n: triple.update_fn(0, GRADS[0], initial[n]) for n, triple in family.items()}
     unpacked, targets = (
-        {n: classic.unpack_optimizer_state(state) for n, state in some.items()}
-        for some in (states, new)
+        {n: classic.unpack_optimizer_state(state) for n, state in by_name.items()}
+        for by_name in (states, initial)
     )
-    restored = through_orbax(tmp_path / "packed", unpacked, targets)
+    restored = save_and_restore(tmp_path / "packed", unpacked, targets)
     for name, state in states.items():
         assert_trees_equal(classic.pack_optimizer_state(restored[name]), state)
 
 
-def through_orbax(path, tree, target):
+def save_and_restore(path, tree, target):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path, tree)
         checkpointer.wait_until_finished()
         return checkpointer.restore(path, target)
 
 
-def minimised(tx, loss, params, n_steps):
+def minimize(tx, loss, params, n_steps):
     def body(carry, _):
         params, state = carry
         return step(tx, params, state, jax.grad(loss)(params)), None
@@ -462,7 +464,7 @@ def minimised(tx, loss, params, n_steps):
 
 
 @every_optimizer
-def test_quadratic_is_minimised(name):
+def test_quadratic_is_minimized(name):
     target = {"kernel": jnp.float32([1.0, -2.0, 0.5]), "bias": jnp.float32(0.3)}
     scales = jnp.float32([0.5, 1.0, 2.0])
 
@@ -472,16 +474,16 @@ def test_quadratic_is_minimised(name):
 
     start = jax.tree.map(jnp.zeros_like, target)
     tx = OPTIMIZERS[name].make(OPTIMIZERS[name].quadratic)
-    end = minimised(tx, loss, start, 600)
+    end = minimize(tx, loss, start, 600)
     assert float(loss(end)) < 1e-3 * float(loss(start))
 
 
 @every_optimizer
-def test_rosenbrock_valley_is_followed(name):
+def test_rosenbrock_function_is_minimized(name):
     loss = lambda params: (1 - params[0]) ** 2 + 100 * (params[1] - params[0] ** 2) ** 2
     start = [jnp.float32(-1.0), jnp.float32(1.0)]
     tx = OPTIMIZERS[name].make(OPTIMIZERS[name].rosenbrock)
-    end = minimised(tx, loss, start, 6000)
+    end = minimize(tx, loss, start, 6000)
     assert float(loss(start)) == 4.0
     assert float(loss(end)) < 0.1
 
@@ -502,7 +504,7 @@ def test_small_classification_is_learned(name):
     }
     start = {"hidden": layer(7, 4, 8), "out": layer(8, 8, 3)}
     tx = OPTIMIZERS[name].make(OPTIMIZERS[name].classification)
-    end = minimised(tx, loss, start, 200)
+    end = minimize(tx, loss, start, 200)
     assert float(loss(start)) > 0.9
     assert float(loss(end)) < 0.35
 

@@ -16,19 +16,19 @@ X, Y = np.zeros((4, 2)), np.zeros(4)
         (((X,), ()), (X,), ()),
     ],
 )
-def test_pairs_are_taken_apart(batch, inputs, targets):
-    found = batches.split_batch(batch)
-    assert [len(part) for part in found] == [len(inputs), len(targets)]
-    assert all(a is b for a, b in zip(found[0] + found[1], inputs + targets, strict=True))
+def test_pairs_are_split_into_inputs_and_targets(batch, inputs, targets):
+    split = batches.split_batch(batch)
+    assert [len(part) for part in split] == [len(inputs), len(targets)]
+    assert all(a is b for a, b in zip(split[0] + split[1], inputs + targets, strict=True))
 
 
-def test_a_dict_is_the_one_input_and_the_one_target():
+def test_a_dict_is_both_the_input_and_the_target():
     batch = {"x": X}
     assert batches.split_batch(batch) == ((batch,), (batch,))
 
 
 @pytest.mark.parametrize(
-    ("batch", "seen"),
+    ("batch", "kind"),
     [
         ("text", "a str"),
         ((X, Y, Y), "a tuple of 3 entries"),
@@ -36,23 +36,23 @@ def test_a_dict_is_the_one_input_and_the_one_target():
         (None, "a NoneType"),
     ],
 )
-def test_anything_else_is_refused_by_what_it_is(batch, seen):
-    with pytest.raises(TypeError, match=f"pairs .*; got {seen}"):
+def test_other_batches_are_refused_with_their_type(batch, kind):
+    with pytest.raises(TypeError, match=f"pairs .*; got {kind}"):
         batches.split_batch(batch)
 
 
 @pytest.mark.parametrize("bad", ["cat", np.array(["cat"]), np.array([object()]), b"cat", {1, 2}])
-def test_a_leaf_that_is_not_numbers_is_named(bad):
+def test_a_leaf_that_is_not_numeric_is_named(bad):
     with pytest.raises(TypeError, match=r"Entry '1/label' .* must be an array of numbers"):
         batches.check_arrays((X, {"label": bad}))
 
 
 @pytest.mark.parametrize("good", [1, 2.5, True, np.float32(1), X, jnp.zeros(2)])
-def test_numbers_and_arrays_are_leaves(good):
+def test_numbers_and_arrays_are_valid_leaves(good):
     batches.check_arrays((good, good))
 
 
-def test_parts_hold_every_row_once_and_can_be_put_back():
+def test_microbatches_have_every_row_once_and_can_be_merged():
     x = np.arange(12).reshape(6, 2)
     parts = batches.microbatches({"x": x}, 3)
     assert parts["x"].shape == (3, 2, 2)
@@ -60,16 +60,16 @@ def test_parts_hold_every_row_once_and_can_be_put_back():
     np.testing.assert_array_equal(batches.undo_microbatches(parts)["x"], x)
 
 
-def test_rows_that_do_not_divide_are_named():
+def test_rows_not_divisible_by_accumulate_are_an_error():
     with pytest.raises(ValueError, match=r"accumulate=4 .*'x' has shape \(6, 2\)"):
         batches.microbatches({"x": np.zeros((6, 2))}, 4)
 
 
-def test_scalars_have_no_rows():
+def test_scalars_do_not_count_as_rows():
     assert batches.n_rows((3.0, np.zeros((5, 1)))) == 5
     assert batches.n_rows((3.0,)) == 1
 
 
-def test_a_description_names_each_array():
+def test_the_description_names_each_array():
     described = batches.describe((np.zeros((4, 2), np.float32), {"y": np.zeros(4, np.int32)}))
     assert described == "0 float32[4,2], 1/y int32[4]"

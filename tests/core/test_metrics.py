@@ -9,13 +9,13 @@ from tekoa.core import metrics
 from tekoa.core.metrics import Mean
 
 
-def test_a_scalar_counts_by_rows_and_a_vector_by_its_entries():
+def test_a_scalar_is_weighted_by_rows_and_a_vector_by_its_length():
     a = metrics.as_mean(jnp.float32(3.0), 2, "a")
     b = metrics.as_mean(jnp.float32([1.0, 2.0, 3.0, 4.0]), 4, "b")
     assert float(a.merge(b).compute()) == pytest.approx((3 + 3 + 1 + 2 + 3 + 4) / 6)
 
 
-def test_merged_parts_of_different_size_equal_numpys_mean():
+def test_merged_batches_of_different_sizes_have_numpys_mean():
     values = np.random.default_rng(0).normal(size=1001).astype(np.float32)
     sums = metrics.zeros({"v": None})
     for start in range(0, 1001, 64):
@@ -30,7 +30,7 @@ def test_low_precision_values_are_summed_in_float32():
 
 
 @pytest.mark.parametrize("value", [True, 2, jnp.array([True, False])])
-def test_truth_values_and_whole_numbers_are_numbers(value):
+def test_booleans_and_integers_are_numbers(value):
     assert metrics.as_mean(value, 2, "m").total.dtype == jnp.float32
 
 
@@ -43,12 +43,12 @@ def test_truth_values_and_whole_numbers_are_numbers(value):
         (Mean(jnp.zeros(2), 1.0), r"shape \(2,\)"),
     ],
 )
-def test_what_is_no_number_is_refused_by_name(value, seen):
+def test_a_value_that_is_not_a_number_is_refused_by_name(value, seen):
     with pytest.raises(TypeError, match=f"Metric 'm' .*{seen}"):
         metrics.as_mean(value, 2, "Metric 'm'")
 
 
-def test_nothing_counted_is_nan():
+def test_an_empty_mean_is_nan():
     assert math.isnan(metrics.compute(metrics.zeros({"a": 0}))["a"])
 
 

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tekoa.core.model import ModelFns, keep_form, run_model
+from tekoa.core.model import ModelFns, cast_like, run_model
 
 
 def run(result, variables=None):
@@ -10,7 +10,7 @@ def run(result, variables=None):
     return run_model(model, {}, variables or {}, (), rng=jax.random.key(0), train=True)
 
 
-def test_one_output_becomes_a_tuple_and_unchanged_variables_stay():
+def test_a_single_output_becomes_a_tuple_and_unchanged_variables_stay():
     outputs, variables = run((jnp.ones(2), {}), {"stats": {"n": jnp.zeros(3)}})
     assert [x.shape for x in outputs] == [(2,)]
     assert variables["stats"]["n"].shape == (3,)
@@ -30,13 +30,13 @@ def test_several_outputs_stay_a_tuple():
         ((1, {}, 2), "a tuple of"),
     ],
 )
-def test_an_apply_that_gives_a_surprise_is_told_what_is_expected(result, seen):
-    with pytest.raises(TypeError, match=rf"apply must give \(outputs, variables\).*got {seen}"):
+def test_an_apply_with_another_result_is_an_error(result, seen):
+    with pytest.raises(TypeError, match=rf"apply must return \(outputs, variables\).*got {seen}"):
         run(result)
 
 
-def test_a_collection_that_init_did_not_make_is_named():
-    with pytest.raises(ValueError, match=r"gave the collections \['new'\].*\['old'\]"):
+def test_a_collection_that_init_did_not_create_is_named():
+    with pytest.raises(ValueError, match=r"returned the collections \['new'\].*\['old'\]"):
         run((1.0, {"new": 1.0}), {"old": jnp.zeros(())})
 
 
@@ -50,6 +50,6 @@ def test_a_variable_that_changes_its_shape_is_named():
         run((1.0, {"s": {"a": jnp.zeros(3)}}), {"s": {"a": jnp.zeros(2)}})
 
 
-def test_leaves_that_come_and_go_are_named():
-    with pytest.raises(ValueError, match=r"'slots'.*gone are \['a'\], new are \['b'\]"):
-        keep_form({"a": jnp.zeros(2)}, {"b": jnp.zeros(2)}, "slots")
+def test_added_and_removed_leaves_are_named():
+    with pytest.raises(ValueError, match=r"'slots'.*removed \['a'\], added \['b'\]"):
+        cast_like({"a": jnp.zeros(2)}, {"b": jnp.zeros(2)}, "slots")

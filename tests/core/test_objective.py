@@ -27,8 +27,8 @@ def token_mean(out, mask):
 
 
 def value_and_grad(loss, n_parts, **options):
-    made = objective.make_objective(model_fns(PARAMS, linear), loss, **options)
-    run = jax.jit(objective.make_value_and_grad(made, n_parts))
+    loss_of = objective.make_objective(model_fns(PARAMS, linear), loss, **options)
+    run = jax.jit(objective.make_value_and_grad(loss_of, n_parts))
     return run(PARAMS, {}, (X, MASK), RNG)
 
 
@@ -38,40 +38,40 @@ def value_and_grad(loss, n_parts, **options):
     ids=["mean over rows", "mean over tokens"],
 )
 @pytest.mark.parametrize("n_parts", [1, 3, 4])
-def test_parts_add_up_to_numpys_result_of_the_whole(loss, weights, n_parts):
+def test_microbatches_add_up_to_numpys_result_of_the_full_batch(loss, weights, n_parts):
     out = X.astype(np.float64) @ PARAMS["w"]
     value, grads, _, _ = value_and_grad(loss, n_parts)
     assert float(value) == pytest.approx((out**2 * weights).sum(), rel=1e-6)
     np.testing.assert_allclose(grads["w"], 2 * (out * weights) @ X, rtol=1e-6)
 
 
-def test_metrics_of_parts_add_up_too():
+def test_metrics_of_microbatches_add_up():
     def loss(out, mask):
         return jnp.mean(out**2), {"kept": jnp.mean(mask), "each": mask}
 
-    *_, found = value_and_grad(loss, 3)
-    computed = {name: float(mean.compute()) for name, mean in found.items()}
+    *_, means = value_and_grad(loss, 3)
+    computed = {name: float(mean.compute()) for name, mean in means.items()}
     assert computed == pytest.approx({"kept": MASK.mean(), "each": MASK.mean()})
 
 
-def test_the_value_alone_is_the_same_number():
-    made = objective.make_objective(model_fns(PARAMS, linear), token_mean)
+def test_make_value_computes_the_same_loss():
+    loss_of = objective.make_objective(model_fns(PARAMS, linear), token_mean)
     value, *_ = value_and_grad(token_mean, 3)
-    alone = jax.jit(objective.make_value(made, 3))(PARAMS, {}, (X, MASK), RNG)
+    alone = jax.jit(objective.make_value(loss_of, 3))(PARAMS, {}, (X, MASK), RNG)
     assert float(alone) == pytest.approx(float(value), rel=1e-6)
 
 
-def test_without_a_loss_the_output_is_it():
+def test_without_a_loss_the_output_is_the_loss():
     fns = model_fns(PARAMS, lambda p, x: jnp.mean(linear(p, x)))
-    made = objective.make_objective(fns, None)
-    total, (count, _, found) = made(PARAMS, {}, (X, ()), RNG)
-    assert (float(total), float(count), found) == (pytest.approx(np.mean(X @ PARAMS["w"])), 1, {})
+    loss_of = objective.make_objective(fns, None)
+    total, (count, _, means) = loss_of(PARAMS, {}, (X, ()), RNG)
+    assert (float(total), float(count), means) == (pytest.approx(np.mean(X @ PARAMS["w"])), 1, {})
 
 
-def test_a_model_may_give_its_loss_with_metrics():
+def test_a_model_may_return_its_loss_with_metrics():
     fns = model_fns(PARAMS, lambda p, x: (jnp.mean(linear(p, x)), {"n": jnp.float32(2.0)}))
-    _, (_, _, found) = objective.make_objective(fns, None)(PARAMS, {}, (X, ()), RNG)
-    assert float(found["n"].compute()) == 2.0
+    _, (_, _, means) = objective.make_objective(fns, None)(PARAMS, {}, (X, ()), RNG)
+    assert float(means["n"].compute()) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_a_model_may_give_its_loss_with_metrics():
         (lambda out, mask: Mean(out, 1.0), r"shape \(12,\)"),
     ],
 )
-def test_a_loss_that_is_not_a_number_is_told(loss, seen):
+def test_a_loss_that_is_not_a_number_is_refused_with_its_type(loss, seen):
     with pytest.raises(TypeError, match=f"(?i)the loss .*{seen}"):
         value_and_grad(loss, 1)
 
 
-def test_bf16_runs_the_model_low_and_the_loss_high():
+def test_bf16_runs_the_model_in_bfloat16_and_the_loss_in_float32():
     seen = {}
 
     def apply(params, x, variables):
@@ -101,21 +101,21 @@ def test_bf16_runs_the_model_low_and_the_loss_high():
         return jnp.mean(out)
 
     fns = model_fns(lambda *_: (PARAMS, {}), apply)
-    made = objective.make_objective(fns, loss, precision="bf16")
+    loss_of = objective.make_objective(fns, loss, precision="bf16")
     variables = {"n": {"v": jnp.ones(())}}
-    grads, (_, changed, _) = jax.grad(made, has_aux=True)(PARAMS, variables, (X, MASK), RNG)
+    grads, (_, changed, _) = jax.grad(loss_of, has_aux=True)(PARAMS, variables, (X, MASK), RNG)
     assert seen == {"w": jnp.bfloat16, "x": jnp.bfloat16, "n": jnp.float32, "out": jnp.float32}
     assert grads["w"].dtype == jnp.float32
-    # A move that bfloat16 cannot hold.
+    # An update too small for bfloat16.
     assert float(changed["n"]["v"]) == 1 + 2**-10
 
 
-def test_the_carry_goes_through_parts_by_rows():
+def test_microbatches_use_the_carry_of_their_rows():
     def apply(params, x, variables):
         return x @ params["w"], {"carry": variables["carry"] + x[:, 0]}
 
-    made = objective.make_objective(model_fns(lambda *_: None, apply), row_mean)
+    loss_of = objective.make_objective(model_fns(lambda *_: None, apply), row_mean)
     carry = np.arange(12, dtype=np.float32)
-    run = objective.make_value_and_grad(made, 3)
+    run = objective.make_value_and_grad(loss_of, 3)
     _, _, variables, _ = run(PARAMS, {"carry": jnp.array(carry)}, (X, MASK), RNG)
     np.testing.assert_allclose(variables["carry"], carry + X[:, 0], rtol=1e-6)

@@ -23,23 +23,23 @@ def test_pattern_must_match_from_the_start_but_not_to_the_end():
         fn(("x", "kernel"), ())
 
 
-def test_name_separator_is_the_caller_s():
+def test_the_name_separator_can_be_chosen():
     fn = rules.params_fn_from_assign_map({r"a\.b$": 1}, name_sep=".")
     assert fn(("a", "b"), ()) == 1
 
 
-def test_strings_are_formulas_only_if_asked():
+def test_strings_are_formulas_only_if_requested():
     table = {".*": "SHAPE[0] * 2"}
     assert rules.params_fn_from_assign_map(table)(("w",), (3,)) == "SHAPE[0] * 2"
     assert rules.params_fn_from_assign_map(table, eval_str_value=True)(("w",), (3,)) == 6
 
 
-def test_values_other_than_strings_pass_through_a_formula_table():
+def test_values_that_are_not_strings_are_returned_unchanged():
     value = object()
     assert rules.params_fn_from_assign_map({".*": value}, eval_str_value=True)((), ()) is value
 
 
-def test_hostile_formula_in_a_table_is_refused():
+def test_a_hostile_formula_in_a_table_is_refused():
     fn = rules.params_fn_from_assign_map({".*": "load(1)"}, eval_str_value=True)
     with pytest.raises(formula.FormulaError, match="column 1"):
         fn(("w",), ())
@@ -53,7 +53,7 @@ def test_no_match_names_parameter_shape_and_patterns():
         assert word in str(error.value)
 
 
-def test_bad_pattern_is_named_when_the_table_is_made():
+def test_an_invalid_pattern_is_reported_when_the_table_is_created():
     with pytest.raises(ValueError, match=r"'\(' is not a regular expression"):
         rules.params_fn_from_assign_map({"(": 1})
 
@@ -90,7 +90,7 @@ class EquinoxModel(eqx.Module):
     ],
     ids=["dict", "frozen", "linen", "nnx_state", "nnx_module", "equinox"],
 )
-def test_one_table_serves_every_tree_kind(make):
+def test_a_table_works_for_trees_of_every_library(make):
     tree = make()
     result = rules.map_rules({"kernel$": "k", "^dense/bias$": "b"}, tree)
     assert jax.tree.structure(result) == jax.tree.structure(tree)

@@ -35,7 +35,7 @@ def train(tx, n, fns=FNS, loss=mse, ema=None, **options):
     return state, outputs
 
 
-def test_one_step_of_descent_is_numpys():
+def test_one_step_of_gradient_descent_equals_numpy():
     state, (output,) = train(optax.sgd(0.1), 1)
     error = X.astype(np.float64) @ PARAMS["w"] + PARAMS["b"] - Y
     grad = 2 * error @ X / 12
@@ -49,7 +49,7 @@ def test_one_step_of_descent_is_numpys():
     assert (int(state.step), output.grads) == (1, None)
 
 
-def test_kept_gradients_are_those_the_optimizer_got():
+def test_returned_gradients_are_those_passed_to_the_optimizer():
     _, (output,) = train(optax.sgd(0.1), 1, keep_grads=True)
     state, _ = train(optax.sgd(0.1), 1)
     np.testing.assert_allclose(
@@ -58,7 +58,7 @@ def test_kept_gradients_are_those_the_optimizer_got():
 
 
 @pytest.mark.parametrize("loss", [mse, lambda o, y: Mean(jnp.sum((o - y) ** 2 * (y > 0)), 6.0)])
-def test_accumulation_equals_the_whole_batch(loss):
+def test_accumulation_equals_the_full_batch(loss):
     whole, _ = train(optax.adam(0.1), 5, loss=loss, ema=0.9)
     parts, _ = train(optax.adam(0.1), 5, loss=loss, ema=0.9, accumulate=4)
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
@@ -66,7 +66,7 @@ def test_accumulation_equals_the_whole_batch(loss):
     assert int(parts.step) == 5
 
 
-def test_the_average_moves_once_per_step_also_under_accumulation():
+def test_the_average_is_updated_once_per_step_under_accumulation():
     state, _ = train(optax.sgd(0.1), 1, ema=0.75, accumulate=4)
     for name, first in PARAMS.items():
         expected = 0.75 * first + 0.25 * np.asarray(state.params[name])
@@ -85,13 +85,13 @@ def test_a_step_compiles_once(tx):
     assert compiled.total == 1
 
 
-def test_lbfgs_gets_what_it_needs_to_descend():
+def test_lbfgs_gets_the_arguments_it_needs():
     _, outputs = train(optax.lbfgs(), 12)
     best = np.linalg.lstsq(np.c_[X, np.ones(12)], Y, rcond=None)[1][0] / 12
     assert float(outputs[-1].loss) == pytest.approx(best, rel=1e-4)
 
 
-def test_lbfgs_under_accumulation_descends_too():
+def test_lbfgs_works_under_accumulation():
     _, whole = train(optax.lbfgs(), 4)
     _, parts = train(optax.lbfgs(), 4, accumulate=3)
     assert float(parts[-1].loss) == pytest.approx(float(whole[-1].loss), rel=1e-3)
@@ -103,7 +103,7 @@ def test_weakly_typed_parameters_become_strong():
     assert not any(x.weak_type for x in jax.tree.leaves(state) if hasattr(x, "weak_type"))
 
 
-def test_every_step_has_its_own_key_drawn_from_the_root():
+def test_every_step_has_its_own_key_derived_from_the_root():
     fns = model_fns(PARAMS, lambda p, x, rng: jnp.sum(p["w"]) * 0 + jax.random.normal(rng))
     state, outputs = train(optax.sgd(0.1), 3, fns, loss=None)
     root = jax.random.split(jax.random.key(0))[1]
@@ -121,7 +121,7 @@ def test_bf16_keeps_parameters_and_slots_in_float32():
     assert float(outputs[1].loss) != float(exact[1].loss)
 
 
-def test_metrics_of_a_loss_are_gathered_over_steps():
+def test_metrics_of_a_loss_are_summed_over_steps():
     state = start(optax.sgd(0.0), metric_names=("positive",))
     step = steps.make_train_step(FNS, lambda o, y: (mse(o, y), {"positive": y > 0}), optax.sgd(0.0))
     for y in (Y, -np.abs(Y)):
@@ -129,14 +129,14 @@ def test_metrics_of_a_loss_are_gathered_over_steps():
     assert float(state.sums["positive"].compute()) == pytest.approx((Y > 0).mean() / 2)
 
 
-def test_metrics_that_the_state_does_not_know_are_named():
+def test_metrics_missing_in_the_state_are_named():
     step = steps.make_train_step(FNS, lambda o, y: (mse(o, y), {"m": y}), optax.sgd(0.1))
-    with pytest.raises(ValueError, match=r"gave the metrics \['m'\].* made for \[\]"):
+    with pytest.raises(ValueError, match=r"returned the metrics \['m'\], .* created for \[\]"):
         step(start(optax.sgd(0.1)), (X, Y))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"accumulate": 0}, "accumulate must be 1 or more"),
         ({"ema": 1.0}, r"ema must be in \[0, 1\)"),
@@ -144,18 +144,18 @@ def test_metrics_that_the_state_does_not_know_are_named():
         ({"precision": "fp4"}, "precision must be one of .*'fp4'"),
     ],
 )
-def test_options_out_of_range_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         steps.make_train_step(FNS, mse, optax.sgd(0.1), **options)
 
 
-def test_an_average_that_the_state_lacks_is_told():
+def test_a_missing_average_raises():
     step = steps.make_train_step(FNS, mse, optax.sgd(0.1), ema=0.9)
     with pytest.raises(ValueError, match=r"init_state\(..., ema="):
         step(start(optax.sgd(0.1)), (X, Y))
 
 
-def test_whole_numbers_are_not_learned():
+def test_integer_parameters_are_refused():
     with pytest.raises(TypeError, match="Parameter 'n' has dtype int32"):
         start(optax.sgd(0.1), model_fns({"n": np.int32(3)}, lambda p, x: x))
 
@@ -172,7 +172,7 @@ def test_the_step_runs_any_model_fns():
     assert int(state.variables["seen"]["n"]) == 3
 
 
-def test_evaluation_gives_means_and_leaves_variables():
+def test_evaluation_returns_means_and_unchanged_variables():
     step = steps.make_eval_step(FNS, {"mse": mse, "each": lambda o, y: (o - y) ** 2})
     means, variables = jax.jit(step)(PARAMS, {}, (X, Y), jax.random.key(0))
     expected = ((X @ PARAMS["w"] + PARAMS["b"] - Y) ** 2).mean()
@@ -181,10 +181,22 @@ def test_evaluation_gives_means_and_leaves_variables():
     assert variables == {}
 
 
-def test_prediction_gives_outputs():
+def test_prediction_returns_outputs():
     outputs, _ = steps.make_predict_step(FNS)(PARAMS, {}, (X, ()), jax.random.key(0))
     np.testing.assert_allclose(outputs, X @ PARAMS["w"] + PARAMS["b"], rtol=1e-6)
 
 
-def test_a_state_made_twice_is_the_same():
+def test_a_state_created_twice_is_the_same():
     assert_trees_equal(start(optax.adam(0.1)), start(optax.adam(0.1)))
+
+
+def test_a_scan_of_steps_computes_what_single_steps_compute():
+    tx = optax.adam(0.1)
+    expected, outputs = train(tx, 3)
+    batches = np.stack([X] * 3), np.stack([Y] * 3)
+    many_steps = jax.jit(steps.scan_steps(steps.make_train_step(FNS, mse, tx)))
+    state, output = many_steps(start(tx), batches)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert (int(state.step), output.gradients_l2norm) == (3, None)
+    assert float(output.loss) == pytest.approx(float(outputs[-1].loss), rel=1e-6)

@@ -114,7 +114,7 @@ def nnx_state():
         (dict, []),
     ],
 )
-def test_leaves_are_named_by_their_place(make, names):
+def test_leaves_are_named_by_their_path(make, names):
     tree = make()
     assert ["/".join(name) for name in trees.leaf_names(tree)] == names
     assert len(names) == len(jax.tree.leaves(tree))
@@ -124,7 +124,7 @@ def test_names_are_tuples_of_strings():
     assert trees.leaf_names({"a/b": [1]}) == [("a/b", "0")]
 
 
-def test_is_leaf_is_obeyed_for_none_and_for_boxes():
+def test_is_leaf_works_for_none_and_for_boxes():
     assert trees.leaf_names({"a": None}, is_leaf=lambda x: x is None) == [("a",)]
     is_variable = lambda x: isinstance(x, nnx.Variable)
     state = nnx.State({"w": nnx.Param({"inner": 1, "other": 2})})
@@ -140,7 +140,7 @@ def test_flatten_named_keeps_leaves_in_order():
     ]
 
 
-def test_flatten_named_refuses_names_that_collide():
+def test_flatten_named_refuses_duplicate_names():
     with pytest.raises(ValueError, match="'a/b'"):
         trees.flatten_named({"a/b": 1, "a": {"b": 2}})
 
@@ -148,7 +148,7 @@ def test_flatten_named_refuses_names_that_collide():
 @pytest.mark.parametrize(
     "make", [nnx_state, linen_variables, lambda: Record(1.0, [2.0]), lambda: {"a": None, "b": 1.0}]
 )
-def test_map_named_keeps_structure_and_gives_names(make):
+def test_map_named_keeps_the_structure_and_passes_names(make):
     tree = make()
     seen = []
     doubled = trees.map_named(lambda name, x, y: seen.append(name) or x + y, tree, tree)
@@ -157,7 +157,7 @@ def test_map_named_keeps_structure_and_gives_names(make):
     np.testing.assert_array_equal(jax.tree.leaves(doubled)[0], 2 * jax.tree.leaves(tree)[0])
 
 
-def test_map_named_takes_rest_trees_that_go_deeper():
+def test_map_named_accepts_deeper_trees_as_rest():
     result = trees.map_named(lambda name, x, pair: (name, x, pair), {"a": 1}, {"a": (2, 3)})
     assert result == {"a": (("a",), 1, (2, 3))}
 
@@ -171,36 +171,36 @@ def test_map_named_takes_rest_trees_that_go_deeper():
         (FrozenDict({"a": 1, "b": 2}), ["expected", "FrozenDict"]),
     ],
 )
-def test_other_structure_is_reported_with_the_difference(seen, words):
+def test_another_structure_is_reported_with_the_difference(seen, words):
     with pytest.raises(ValueError, match="structure") as error:
         trees.check_same_structure({"a": 1, "b": 2}, seen, "gradients")
     for word in words:
         assert word in str(error.value)
 
 
-def test_long_differences_are_cut():
+def test_long_differences_are_shortened():
     with pytest.raises(ValueError, match="and 95 more"):
         trees.check_same_structure({str(i): i for i in range(100)}, {}, "gradients")
 
 
-def test_same_structure_passes_whatever_the_leaves():
+def test_the_same_structure_passes_with_any_leaves():
     trees.check_same_structure({"a": 1}, {"a": np.ones(3)}, "gradients")
 
 
-def test_sizes_are_counted_without_the_data():
+def test_sizes_are_computed_from_shapes():
     tree = {"a": jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), "b": jnp.zeros((4,)), "c": None}
     assert trees.n_elements(tree) == 10
     assert trees.n_bytes(tree) == 2 * 6 + 4 * 4
 
 
-def test_global_norm_adds_up_in_float32():
+def test_global_norm_sums_in_float32():
     # 10^4 ones in bfloat16 would stall at 256 if summed there.
     assert float(trees.global_norm({"a": jnp.ones(10_000, jnp.bfloat16)})) == 100.0
     assert float(trees.global_norm({"z": jnp.array([3 + 4j])})) == 5.0
     assert float(trees.global_norm({"a": None})) == 0.0
 
 
-def test_sums_of_squares_are_one_for_each_leaf_in_float32():
+def test_sums_of_squares_has_one_float32_sum_per_leaf():
     sums = trees.sums_of_squares({"a": jnp.full(3, 2.0, jnp.bfloat16), "b": None, "c": 3.0})
     assert [float(x) for x in sums] == [12.0, 9.0]
     assert all(x.dtype == jnp.float32 for x in sums)
@@ -217,7 +217,7 @@ def test_sums_of_squares_are_one_for_each_leaf_in_float32():
         ("bool", "bool"),
     ],
 )
-def test_small_floats_are_widened_and_others_kept(dtype, wide):
+def test_only_small_floats_are_widened(dtype, wide):
     x = jnp.ones(2, dtype)
     assert trees.wide_dtype(x) == trees.widen(x).dtype == wide
 
@@ -228,7 +228,7 @@ def test_widened_numbers_are_strongly_typed():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
-def test_are_finite_sees_every_number(bad, dtype):
+def test_are_finite_checks_every_element(bad, dtype):
     good = {"a": jnp.ones((2, 5, 3), dtype), "b": jnp.ones(2, dtype), "c": None, "n": 1}
     assert all(trees.are_finite(good))
     for place in ((0, 0, 0), (1, 4, 2)):

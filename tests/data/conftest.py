@@ -1,4 +1,4 @@
-"""Sources of every kind that hold the same examples, for tests that must hold for all of them."""
+"""Sources of all kinds with the same examples, for tests that apply to all of them."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ SHARED = pathlib.Path(__file__).parents[3] / "shared"
 
 
 class Resumable:
-    """An iterable whose iterator tells its place, as grain's do."""
+    """An iterable whose iterator has a position, as grain's do."""
 
     def __init__(self, n):
         self.n = n
@@ -45,7 +45,7 @@ KINDS = ("arrays", "sequence", "lines", "iterable", "resumable", "two_arrays")
 
 @pytest.fixture(scope="session")
 def make_source(tmp_path_factory):
-    """Makes a source of the examples {'x': 0} ... {'x': n - 1}."""
+    """Returns a function that creates a source of the examples {'x': 0} ... {'x': n - 1}."""
     folder = tmp_path_factory.mktemp("lines")
 
     def make(kind, n):

@@ -32,7 +32,7 @@ def test_batches_arrive_with_the_sharding(sharding):
         np.testing.assert_array_equal(a["x"], b["x"])
 
 
-def test_each_field_can_have_its_own_sharding(sharding):
+def test_each_array_can_have_its_own_sharding(sharding):
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     batch = next(data.device_prefetch(source().batches(16), {"x": sharding, "y": whole}))
     assert batch["x"].sharding == sharding
@@ -40,19 +40,19 @@ def test_each_field_can_have_its_own_sharding(sharding):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_the_position_is_that_of_the_batches_handed_out(size):
+def test_the_position_counts_the_batches_returned(size):
     batches = data.device_prefetch(source().batches(8, shuffle=True, seed=2), size=size)
     assert batches.state()["batch"] == 0
     rows = []
-    for at in range(6):
-        assert batches.state()["batch"] == at
+    for i in range(6):
+        assert batches.state()["batch"] == i
         rows.append(np.asarray(next(batches)["x"]).tolist())
-    again = data.device_prefetch(source().batches(8, shuffle=True, seed=2), size=size)
-    again.restore({**batches.state(), "batch": 3, "examples": 24})
-    assert np.asarray(next(again)["x"]).tolist() == rows[3]
+    restored = data.device_prefetch(source().batches(8, shuffle=True, seed=2), size=size)
+    restored.restore({**batches.state(), "batch": 3, "examples": 24})
+    assert np.asarray(next(restored)["x"]).tolist() == rows[3]
 
 
-def test_restoring_throws_away_what_was_ahead():
+def test_restoring_discards_prefetched_batches():
     batches = data.device_prefetch(source().batches(8), size=3)
     start = batches.state()
     first = np.asarray(next(batches)["x"]).tolist()
@@ -61,27 +61,27 @@ def test_restoring_throws_away_what_was_ahead():
     assert np.asarray(next(batches)["x"]).tolist() == first
 
 
-def test_the_end_comes_after_the_last_batch():
+def test_iteration_stops_after_the_last_batch():
     batches = data.device_prefetch(source().batches(16, epochs=1), size=10)
     assert len(list(batches)) == 4
     with pytest.raises(StopIteration):
         next(batches)
 
 
-def test_any_iterable_of_batches_can_be_put_ahead():
-    endless = ({"x": np.full(2, at)} for at in itertools.count())
+def test_any_iterable_of_batches_can_be_prefetched():
+    endless = ({"x": np.full(2, i)} for i in itertools.count())
     batches = data.device_prefetch(endless)
     assert [int(next(batches)["x"][0]) for _ in range(3)] == [0, 1, 2]
     assert batches.state()["batch"] == 3
 
 
-def test_text_is_refused_by_name():
+def test_text_is_refused_with_its_value():
     texts = data.as_source([{"text": "some words"}, {"text": "more"}])
     with pytest.raises(data.DataError, match=r"cannot be put on a device: .*some words"):
         next(data.device_prefetch(texts.batches(2)))
 
 
-def test_a_changed_pipeline_is_refused_and_allowed():
+def test_a_changed_pipeline_is_refused_unless_allowed():
     state = data.device_prefetch(source().batches(8, seed=1)).state()
     batches = data.device_prefetch(source().batches(8, seed=2))
     with pytest.raises(data.ChangedDataError, match="seed was 1, is 2"):
@@ -89,7 +89,7 @@ def test_a_changed_pipeline_is_refused_and_allowed():
     batches.restore(state, allow_changes=True)
 
 
-def test_nothing_ahead_is_refused():
+def test_size_zero_is_refused():
     with pytest.raises(ValueError, match="size must be at least 1"):
         data.device_prefetch(source().batches(8), size=0)
 
@@ -108,19 +108,19 @@ sharding = NamedSharding(mesh, PartitionSpec("data"))
 source = data.as_source({"x": np.arange(40), "y": np.arange(40)})
 whole = source.batches(8, shuffle=True, seed=1)
 parts = source.batches(8, shuffle=True, seed=1, shard=(jax.process_index(), jax.process_count()))
-for given in (sharding, {"x": sharding, "y": sharding}):
-    batches = data.device_prefetch(parts, given)
-    expected, seen = next(whole), next(batches)
+for shardings in (sharding, {"x": sharding, "y": sharding}):
+    batches = data.device_prefetch(parts, shardings)
+    expected, batch = next(whole), next(batches)
     parts.restore(batches.state())
-    assert seen["x"].shape == (8,)
-    for shard in seen["x"].addressable_shards:
+    assert batch["x"].shape == (8,)
+    for shard in batch["x"].addressable_shards:
         np.testing.assert_array_equal(shard.data, expected["x"][shard.index])
-assert len(seen["y"].addressable_shards) == 2
+assert len(batch["y"].addressable_shards) == 2
 """
 
 
 @pytest.mark.slow
-def test_processes_make_up_the_global_batch_together():
+def test_the_rows_of_all_processes_form_the_global_batch():
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         port = listener.getsockname()[1]

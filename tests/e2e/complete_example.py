@@ -1,6 +1,6 @@
-"""The complete example: RNNLM on random tokens, evaluated, logged, stored and resumed.
+"""A complete program: RNNLM on random tokens, evaluated, logged, saved and resumed.
 
-python complete_example.py OUTPUT_DIR N_STEPS
+python complete_example.py DIRECTORY N_STEPS
 """
 
 import sys
@@ -9,38 +9,38 @@ import numpy as np
 import optax
 
 from tekoa import (
+    BestFileWriter,
     CheckpointFileReader,
     CheckpointFileWriter,
+    ConsoleLogger,
     EvalLoop,
     EvalTask,
-    LowestCheckpointFileWriter,
-    SummaryLogger,
-    SummaryWriter,
+    TensorBoardWriter,
     TrainLoop,
     TrainTask,
-    combinator,
     random,
+    serial,
 )
 from tekoa.models import RNNLM
 
 
-def main(output_dir, n_steps):
+def main(directory, n_steps):
     keys = random.sequence(0)
     sizes = {"vocab_size": 16, "d_model": 8, "n_layers": 1}
     model, eval_model = RNNLM(**sizes), RNNLM(**sizes, deterministic=True)
     train_loop = TrainLoop(
-        init=CheckpointFileReader(output_dir, target=model.init),
+        model=CheckpointFileReader(directory, target=model.init),
         task=TrainTask(
             apply=model.apply, optimizer=optax.adam(1e-2), loss=loss, data=tokens(40, seed=0)
         ),
         n_steps_per_checkpoint=10,
         n_steps=n_steps,
-        rnkey=next(keys),
+        rng=next(keys),
         collections={"init": ["params", "dropout"], "apply": ["dropout"]},
         mutable_collections=True,
         stdout=True,
     )
-    process = combinator.serial(
+    process = serial(
         EvalLoop(
             task=EvalTask(
                 apply=eval_model.apply,
@@ -48,20 +48,20 @@ def main(output_dir, n_steps):
                 data=tokens(3, seed=1),
             ),
             collections={"init": ["params"], "apply": []},
-            rnkey=next(keys),
+            rng=next(keys),
         ),
-        SummaryLogger(),
-        SummaryWriter(output_dir),
-        CheckpointFileWriter(output_dir),
-        LowestCheckpointFileWriter(output_dir, "loss"),
+        ConsoleLogger(),
+        TensorBoardWriter(directory),
+        CheckpointFileWriter(directory),
+        BestFileWriter(directory, "loss", mode="min"),
     )
     for checkpoint in train_loop:
         process(checkpoint)
 
 
 def tokens(n_batches, seed):
-    drawn = np.random.default_rng(seed).integers(0, 16, (n_batches, 4, 9))
-    return [(x[:, :-1], x[:, 1:]) for x in drawn]
+    batches = np.random.default_rng(seed).integers(0, 16, (n_batches, 4, 9))
+    return [(x[:, :-1], x[:, 1:]) for x in batches]
 
 
 def loss(logits, targets):

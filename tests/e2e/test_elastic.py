@@ -94,9 +94,9 @@ def test_a_run_goes_on_on_another_mesh(saved, sizes, now, caplog):
         loop = make_loop(layout, reader)
     assert loop.step == N_BEFORE
     assert_trees_equal(jax.device_get(loop.state.params), params)
-    (line,) = [r.getMessage() for r in caplog.records if "Goes on" in r.getMessage()]
-    was = " It was saved on data=2, fsdp=2, model=2 (8 devices) and goes on on "
-    assert line == "Goes on from step 20." + (f"{was}{now}." if now else "")
+    (line,) = [r.getMessage() for r in caplog.records if "Resuming" in r.getMessage()]
+    was = " Saved on data=2, fsdp=2, model=2 (8 devices), now running on "
+    assert line == "Resuming from step 20." + (f"{was}{now}." if now else "")
     found = [float(c.loss) for c in loop(n_steps=N_BEFORE + N_AFTER)]
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     if sizes == EIGHT:

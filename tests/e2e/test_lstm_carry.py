@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tekoa import load_checkpoint
-from tekoa.store import names
+from tekoa.store.commit import paths
 from tekoa.testing import assert_trees_equal
 
 GROUP, EVERY, N_STEPS = 8, 3, 15
@@ -44,7 +44,7 @@ def test_a_kill_between_two_consecutive_batches_changes_no_bit(tmp_path):
     assert train(whole) == 0
     # Killed when the steps 0, 3, 6 and 9 are on disk: 9 is the second of its group.
     assert train(parts, TEKOA_FAULT_AT="after_rename:4:SIGKILL") == -signal.SIGKILL
-    killed_at = names.list_steps(parts)[-1]
+    killed_at = paths.list_steps(parts)[-1]
     assert killed_at % GROUP != 0
     carry = load_checkpoint(parts)["carry"]
     assert np.abs(carry["memory"]).max() > 0

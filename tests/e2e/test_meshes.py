@@ -8,14 +8,15 @@ import optax
 import pytest
 
 import tekoa
-from tekoa.core import sharding_specs, trees
+from tekoa.core import trees
 from tekoa.models import transformer_lm
+from tekoa.sharding import specs as specs_lib
 from tekoa.testing import count_compilations
 
 pytestmark = pytest.mark.slow
 
 V, ROWS, LENGTH = 32, 8, 8
-SPLIT = functools.partial(transformer_lm.shifted, start_id=0)
+SPLIT = functools.partial(transformer_lm.shift_tokens, start_id=0)
 
 
 def tokens(n):
@@ -70,7 +71,7 @@ def test_losses_are_those_of_one_device(sizes):
     assert [name for name in compiled.names if "step" in name] == ["jit(step)"]
     specs = layout.tree_specs(loop.state.params, loop.model_fns.axes(*sample()))
     planned = sum(
-        x.nbytes // sharding_specs.n_parts(spec, layout.mesh.shape)
+        x.nbytes // specs_lib.n_parts(spec, layout.mesh.shape)
         for x, spec in zip(jax.tree.leaves(loop.state.params), jax.tree.leaves(specs), strict=True)
     )
     assert n_bytes_on_a_device(loop.state.params) == planned

@@ -1,7 +1,6 @@
 """A trainer and an evaluator on one directory, each killed and started again."""
 
 import json
-import pathlib
 import random
 import re
 import subprocess
@@ -10,35 +9,36 @@ import time
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from support import events, processes
 from tekoa import load_checkpoint
-from tekoa.store import names
+from tekoa.store.commit import paths
 from tekoa.testing import assert_trees_equal
 
-MODEL = pathlib.Path(__file__).with_name("small_model.py")
 N_STEPS, EVERY = 240, 10
 TRAIN = ["train", "--random_seed=5", f"--max_train_steps={N_STEPS}", f"--check_every_steps={EVERY}"]
 WATCH = [
     "eval_wait",
+    f"--max_train_steps={N_STEPS}",
     "--eval_pattern=test",
     "--check_ckpt_every_secs=1",
     "--save_high=accuracy",
     "--save_low=cost",
     "--max_save=1",
 ]
-SLOWLY = "--module_config.seconds_per_example=0.0005"
+SLOWLY = ["--module_config.step_seconds=0.004", "--module_config.eval_seconds=0.05"]
 ALL_STEPS = list(range(0, N_STEPS + 1, EVERY))
 
 
 def command(words, directory, *flags):
     mode, *rest = words
-    start = [sys.executable, "-m", "tekoa", mode, str(MODEL), f"--model_dir={directory}"]
+    model = str(processes.TINY_MODEL)
+    start = [sys.executable, "-m", "tekoa", mode, model, f"--model_dir={directory}"]
     return [*start, *rest, *flags]
 
 
 class Victim:
-    """A process that is killed at drawn moments, until it has been killed often enough."""
+    """A process that is killed at random moments, a given number of times."""
 
     def __init__(self, arguments, progress, log, *, n_kills, seed):
         self._arguments, self._progress, self._log = arguments, progress, log
@@ -47,7 +47,9 @@ class Victim:
         self._start()
 
     def _start(self):
-        self._process = subprocess.Popen(self._arguments, stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(
+            self._arguments, stdout=self._log, stderr=self._log, env=processes.environment()
+        )
         self._target = self._progress() + self._rng.randint(1, 4)
 
     def look(self):
@@ -70,24 +72,24 @@ class Victim:
 def last_evaluated(directory):
     try:
         return ALL_STEPS.index(
-            names.parse_step((directory / "eval/last_evaluated_ckpt").read_text().split("/")[-1])
+            paths.parse_step((directory / "eval/last_evaluated_ckpt").read_text().split("/")[-1])
         )
     except FileNotFoundError:
         return -1
 
 
 def train_and_watch(directory, log, *flags, n_kills):
-    """Both processes to their end; gives how often each was killed."""
+    """Runs both processes to their end and returns how often each was killed."""
     with log.open("w") as out:
         trainer = Victim(
-            command(TRAIN, directory, SLOWLY, *flags),
-            lambda: max(names.list_steps(directory), default=-EVERY) // EVERY,
+            command(TRAIN, directory, *SLOWLY, *flags),
+            lambda: max(paths.list_steps(directory), default=-EVERY) // EVERY,
             out,
             n_kills=n_kills,
             seed=11,
         )
         watcher = Victim(
-            command(WATCH, directory, SLOWLY),
+            command(WATCH, directory, *SLOWLY),
             lambda: last_evaluated(directory),
             out,
             n_kills=n_kills,
@@ -107,14 +109,9 @@ def train_and_watch(directory, log, *flags, n_kills):
 
 
 def points(directory):
-    """What TensorBoard shows: tag -> [(step, value)]."""
-    reader = EventAccumulator(str(directory), size_guidance={"scalars": 0})
-    reader.Reload()
-    return {
-        tag: [(point.step, point.value) for point in reader.Scalars(tag)]
-        for tag in reader.Tags()["scalars"]
-        if not tag.endswith("seconds_per_step")
-    }
+    """Returns what TensorBoard shows, without timings."""
+    curves = events.read_points(directory)
+    return {tag: curve for tag, curve in curves.items() if not tag.endswith("seconds_per_step")}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +119,12 @@ def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("undisturbed")
     for words in (TRAIN, WATCH):
         flags = ["--max_ckpt=1000"] if words is TRAIN else []
-        subprocess.run(command(words, directory, *flags), check=True, timeout=120)
+        subprocess.run(
+            command(words, directory, *flags),
+            check=True,
+            timeout=120,
+            env=processes.environment(),
+        )
     return directory
 
 
@@ -131,7 +133,7 @@ def undisturbed(tmp_path_factory):
 def test_kills_leave_no_trace(undisturbed, tmp_path, max_ckpt, n_kills):
     run, log = tmp_path / "run", tmp_path / "log"
     assert min(train_and_watch(run, log, f"--max_ckpt={max_ckpt}", n_kills=n_kills)) >= 1
-    said = log.read_text()
+    output = log.read_text()
 
     ours, theirs = load_checkpoint(run), load_checkpoint(undisturbed)
     assert int(ours["step"]) == N_STEPS
@@ -139,31 +141,32 @@ def test_kills_leave_no_trace(undisturbed, tmp_path, max_ckpt, n_kills):
         assert_trees_equal(ours[item], theirs[item])
     assert points(run / "train") == points(undisturbed / "train")
 
-    # Each checkpoint was evaluated once, with the result of the undisturbed run, or told gone.
+    # Each checkpoint was evaluated once, with the undisturbed run's result, or reported as removed.
     seen, expected = points(run / "eval"), points(undisturbed / "eval")
     evaluated = [step for step, _ in seen["eval/accuracy"]]
     for tag, values in expected.items():
         assert seen[tag] == [(step, value) for step, value in values if step in evaluated]
-    assert set(names.list_steps(run)) <= set(evaluated)
-    told = re.findall(r"Removed before they could be evaluated: steps \[(.*)\]", said)
-    missed = {int(step) for line in told for step in line.split(", ")}
-    # What was gone before the evaluator came for the first time is not told.
+    assert set(paths.list_steps(run)) <= set(evaluated)
+    reported = re.findall(r"Steps \[(.*)\] were removed before they could be evaluated", output)
+    missed = {int(step) for line in reported for step in line.split(", ")}
+    # What was removed before the evaluator started for the first time is not reported.
     assert missed == {n for n in ALL_STEPS if n > evaluated[0]} - set(evaluated)
     if max_ckpt == 1000:
         assert evaluated == ALL_STEPS
 
-    for kept, tag, better in [
+    for name, tag, better in [
         ("high_accuracy", "eval/accuracy", max),
         ("low_cost", "eval/cost", min),
     ]:
         best = better(value for _, value in seen[tag])
         first = next(step for step, value in seen[tag] if value == best)
-        assert np.float32((run / "eval" / kept / "score").read_text()) == np.float32(best)
-        assert names.list_steps(run / "eval" / kept) == [first]
-        found = load_checkpoint(run / "eval" / kept)
-        assert_trees_equal(
-            found["model_params"], load_checkpoint(undisturbed, step=first)["model_params"]
+        assert np.float32((run / "eval" / name / "score").read_text()) == np.float32(best)
+        assert paths.list_steps(run / "eval" / name) == [first]
+        best_step, same_step = (
+            load_checkpoint(run / "eval" / name),
+            load_checkpoint(undisturbed, step=first),
         )
+        assert_trees_equal(best_step["model_params"], same_step["model_params"])
 
     assert json.loads((run / "train_end.json").read_text()) == {"step": N_STEPS}
     left = [path.name for path in run.rglob("*") if ".tmp-" in path.name or ".pin-" in path.name]

@@ -1,10 +1,10 @@
-"""One short training of the bundled CNN, shared by the tests of a process."""
+"""One short training of the bundled CNN, shared by all tests of a process."""
 
 import pytest
 
-from tekoa.estimator import cli
+from tekoa.estimator.cli import main
 
-# It imports its neighbour, as a program that the command runs can.
+# It imports `long_model`, which only works when the command runs it.
 collect_ignore = ["short_model.py"]
 
 SMALL = [
@@ -21,6 +21,8 @@ SMALL = [
 def trained(tmp_path_factory):
     """A model dir with checkpoints 0, 10, 20, 25 and validation metrics."""
     directory = tmp_path_factory.mktemp("trained")
-    code = cli.main(["train", "mnist", f"--model_dir={directory}", *SMALL, "--save_every_steps=20"])
+    code = main.main(
+        ["train", "mnist", f"--model_dir={directory}", *SMALL, "--save_every_steps=20"]
+    )
     assert code == 0
     return directory

@@ -1,4 +1,4 @@
-"""A model file in the long form: a mutable collection, dropout, and its own data."""
+"""A model file in the long form, with a mutable collection, dropout and its own data."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def examples(n, seed):
 
 
 class Net(nn.Module):
-    """Takes the running mean off its input."""
+    """Subtracts the running mean from its input."""
 
     @nn.compact
     def __call__(self, x, train=False):
@@ -110,11 +110,11 @@ def infer_step(config, batch, state):
 
 
 def get_evaluator(config):
-    def mse(gold, found):
-        return np.mean((np.float64(gold) - np.float64(found)) ** 2)
+    def mse(gold, predicted):
+        return np.mean((np.float64(gold) - np.float64(predicted)) ** 2)
 
-    return Evaluator({"mse": (list, mse), "n": (list, lambda gold, found: len(gold))})
+    return Evaluator({"mse": (list, mse), "n": (list, lambda gold, predicted: len(gold))})
 
 
 def get_predictor(config):
-    return Predictor(lambda found: [f"{y:.6f}" for y in found], pre_str="y")
+    return Predictor(lambda results: [f"{y:.6f}" for y in results], pre_str="y")

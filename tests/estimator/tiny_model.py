@@ -1,4 +1,4 @@
-"""A model file that trains in no time: one layer, with a running mean of its inputs."""
+"""A model file that trains in milliseconds: one layer, with a running mean of its inputs."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import optax
 from flax import linen as nn
 
 from tekoa import data as data_lib
-from tekoa.estimator.module import Experiment
+from tekoa.estimator import Experiment
 
 ALWAYS = {"train_batch_size": 10, "random_seed": 4, "steps_per_dispatch": "1", "progress": False}
 DEFAULTS = {**ALWAYS, "train_pattern": "train", "max_train_steps": 6, "check_every_steps": 3}
@@ -22,7 +22,7 @@ def get_config():
 
 def open_data(config, pattern, train):
     if pattern == "stopping":
-        return data_lib.as_source(_rows()).map(lambda example: _counted(example, config))
+        return data_lib.as_source(_rows()).map(lambda example: _count(example, config))
     return data_lib.as_source(_rows())
 
 
@@ -31,8 +31,8 @@ def _rows():
     return {"x": x, "y": (x.sum(1) > 0).astype(np.int32)}
 
 
-def _counted(example, config):
-    """Asks the process to stop when so many examples have been read."""
+def _count(example, config):
+    """Sends SIGTERM once `stop_at_read` examples have been read."""
     config.stop_at_read -= 1
     if config.stop_at_read == 0:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -40,7 +40,7 @@ def _counted(example, config):
 
 
 class Model(nn.Module):
-    """One layer behind a batch normalisation."""
+    """Batch normalisation and one dense layer."""
 
     n_classes: int
 

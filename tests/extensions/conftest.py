@@ -1,4 +1,4 @@
-"""Checkpoints to hand to stages, without training."""
+"""Checkpoints for stages, without training."""
 
 import types
 
@@ -16,7 +16,7 @@ FNS = model_fns({"w": jnp.ones((2, 2))}, lambda p, x: x @ p["w"])
 
 @pytest.fixture
 def summary():
-    """`summary(step, eval={"loss": 1.0})` -> a record of that step."""
+    """`summary(step, eval={"loss": 1.0})` -> a summary of that step."""
     state = steps.init_state(FNS, optax.adam(0.1), jax.random.key(0), inputs=(jnp.ones((1, 2)),))
 
     def make(step=1, *, n_completed_steps=1, elapsed_time=0.5, **metrics):

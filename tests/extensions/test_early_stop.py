@@ -28,12 +28,12 @@ def stopped_at(summary, values, **options):
         ([1.0, 0.99, 0.98], {"patience": 2, "min_delta": 0.1}, 3),
     ],
 )
-def test_stops_after_so_many_without_improvement(summary, values, options, step):
+def test_training_stops_when_the_metric_no_longer_improves(summary, values, options, step):
     assert stopped_at(summary, values, **options) == step
 
 
-def test_a_metric_that_is_not_there_is_named(summary):
-    with pytest.raises(KeyError, match=r"looks for eval/loss.*\['train/mse'\]"):
+def test_a_missing_metric_is_an_error(summary):
+    with pytest.raises(LookupError, match=r"no metric 'eval/loss'; it has \['train/mse'\]"):
         EarlyStopping("loss", patience=1)(summary(1, train={"mse": 1.0}))
 
 
@@ -43,8 +43,8 @@ def test_options_are_checked(options):
         EarlyStopping("loss", **options)
 
 
-def test_patience_is_kept_over_restarts(tmp_path, summary):
-    path = tmp_path / "run" / "seen.json"
+def test_patience_survives_a_restart(tmp_path, summary):
+    path = tmp_path / "run" / "values.json"
 
     def stage():
         return EarlyStopping("loss", patience=3, path=path)
@@ -54,7 +54,7 @@ def test_patience_is_kept_over_restarts(tmp_path, summary):
         first(summary(step, eval={"loss": value}))
     assert first.best == 1.0
     second = stage()
-    # The run goes on from step 3, whose successor is seen a second time.
+    # The run resumes from step 3 and repeats step 4.
     second(summary(4, eval={"loss": 2.5}))
     assert (second.should_stop, second.best) == (False, 1.0)
     second(summary(5, eval={"loss": NAN}))
@@ -62,7 +62,7 @@ def test_patience_is_kept_over_restarts(tmp_path, summary):
     assert stage().best == 1.0
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
+def test_another_kind_of_file_is_an_error(tmp_path):
     (tmp_path / "file").write_text("[1]")
-    with pytest.raises(ValueError, match="does not hold what EarlyStopping"):
+    with pytest.raises(ValueError, match="was not written by EarlyStopping"):
         EarlyStopping("loss", patience=1, path=tmp_path / "file")

@@ -9,18 +9,18 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_plain_lines_where_there_is_no_terminal(summary):
+def test_plain_lines_without_a_terminal(summary):
     out = io.StringIO()
     bar = ProgressBar(3, file=out, seconds_between_lines=0)
     for step in (1, 2, 3):
-        given = summary(step, train={"loss": 0.125})
-        assert bar(given) is given
+        checkpoint = summary(step, train={"loss": 0.125})
+        assert bar(checkpoint) is checkpoint
     lines = out.getvalue().splitlines()
     assert [line.split()[:2] for line in lines] == [["step", f"{i}/3"] for i in (1, 2, 3)]
     assert all("steps/s" in line and "loss 0.125" in line for line in lines)
 
 
-def test_lines_keep_their_distance_and_the_last_one_comes(summary):
+def test_lines_are_limited_in_rate_except_the_last(summary):
     out = io.StringIO()
     bar = ProgressBar(3, file=out, seconds_between_lines=60)
     for step in (1, 2, 3):
@@ -39,7 +39,7 @@ def test_a_bar_on_a_terminal(summary, monkeypatch):
     assert "loss 0.0625" in out.getvalue()
 
 
-def test_a_total_that_is_not_known(summary):
+def test_an_unknown_total(summary):
     out = io.StringIO()
     bar = ProgressBar(file=out, seconds_between_lines=0)
     bar(summary(5))
@@ -47,8 +47,8 @@ def test_a_total_that_is_not_known(summary):
     assert out.getvalue().startswith("step 5 ")
 
 
-def test_the_rate_is_that_since_the_checkpoint_before(summary, monkeypatch):
-    """The first stretch compiles: its slowness must not be told for ever."""
+def test_the_rate_is_measured_since_the_previous_checkpoint(summary, monkeypatch):
+    """The first segment compiles: its low rate must not affect later ones."""
     now = iter([100.0, 101.0])
     monkeypatch.setattr("tekoa.extensions.progress.time.monotonic", lambda: next(now))
     out = io.StringIO()
@@ -58,7 +58,7 @@ def test_the_rate_is_that_since_the_checkpoint_before(summary, monkeypatch):
     assert [line.split()[2] for line in out.getvalue().splitlines()] == ["0.5", "50"]
 
 
-def test_nothing_is_told_of_a_rate_before_the_first_step(summary):
+def test_no_rate_is_shown_before_the_first_step(summary):
     out = io.StringIO()
     ProgressBar(file=out)(dataclasses.replace(summary(0), n_completed_steps=0, elapsed_time=0.0))
     assert "steps/s" not in out.getvalue()

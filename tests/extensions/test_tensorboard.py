@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tekoa.extensions.tensorboard import SummaryWriter
+from tekoa.extensions.tensorboard import SummaryWriter, TensorBoardWriter
 
 
 def points(directory):
-    """What the real TensorBoard shows: tag to [(step, value)]."""
+    """Returns what TensorBoard shows: tag to [(step, value)]."""
     reader = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     reader.Reload()
     return {
@@ -16,7 +16,7 @@ def points(directory):
 
 
 def run(directory, summary, steps, value=1.0):
-    writer = SummaryWriter(directory)
+    writer = TensorBoardWriter(directory)
     for step in steps:
         writer(summary(step, train={"loss": value}, eval={"loss": value + 1}))
     return writer
@@ -32,21 +32,27 @@ def test_points_are_on_disk_when_the_stage_returns(tmp_path, summary):
 
 
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "killed"])
-def test_no_point_is_missing_or_there_twice_after_resumes(tmp_path, summary, is_closed):
-    open_ones = []
+def test_no_point_is_missing_or_duplicated_after_resuming(tmp_path, summary, is_closed):
+    writers = []
     for value, steps in enumerate([range(1, 8), range(4, 11), range(9, 13), range(13, 15)]):
-        open_ones.append(run(tmp_path, summary, steps, float(value)))
+        writers.append(run(tmp_path, summary, steps, float(value)))
         if is_closed:
-            open_ones.pop().close()
+            writers.pop().close()
     expected = [0.0] * 3 + [1.0] * 5 + [2.0] * 4 + [3.0] * 2
     assert points(tmp_path)["train/loss"] == list(enumerate(expected, start=1))
 
 
 def test_parameter_scales_are_written_on_request(tmp_path, summary):
-    SummaryWriter(tmp_path, params=True)(summary(3))
+    TensorBoardWriter(tmp_path, params=True)(summary(3))
     assert points(tmp_path) == {"params/w (2, 2)": [(3, 1.0)]}
 
 
-def test_values_of_numpy_are_numbers_too(tmp_path, summary):
-    SummaryWriter(tmp_path)(summary(1, eval={"m": np.float32(0.5)}))
+def test_numpy_values_are_accepted(tmp_path, summary):
+    TensorBoardWriter(tmp_path)(summary(1, eval={"m": np.float32(0.5)}))
+    assert points(tmp_path)["eval/m"] == [(1, 0.5)]
+
+
+def test_the_call_of_the_original_guide_works(tmp_path, summary):
+    assert SummaryWriter is TensorBoardWriter
+    SummaryWriter(output_dir=str(tmp_path))(summary(1, eval={"m": 0.5}))
     assert points(tmp_path)["eval/m"] == [(1, 0.5)]

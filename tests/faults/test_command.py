@@ -1,107 +1,65 @@
-"""A4, A17, A18, A24, A25: the command under signals, kills and bad numbers."""
+"""A4, A17, A18, A24, A25: the command under signals, kills, NaN and Inf."""
 
-import os
-import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 
+import jax
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing import event_accumulator
 
+from support import events, processes
 from tekoa import store
-from tekoa.store import names
+from tekoa.store.commit import paths
 from tekoa.testing import assert_trees_equal
 
-TINY = pathlib.Path(__file__).parent / "programs" / "tiny.py"
-LIMIT_SECONDS = 120
 pytestmark = pytest.mark.slow
 
 
-class Command:
-    """One call of `tekoa` as a process."""
-
-    def __init__(self, directory, programs, words):
-        self._out = (directory.parent / f"{time.monotonic_ns()}.out").open("w+")
-        cache = {
-            "JAX_COMPILATION_CACHE_DIR": str(programs),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tekoa", words[0], TINY, f"--model_dir={directory}", *words[1:]],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **cache},
-            stdout=self._out,
-            stderr=subprocess.STDOUT,
-        )
-
-    def wait_for(self, condition):
-        """Waits until something is so; fails if the process ends first."""
-        until = time.monotonic() + LIMIT_SECONDS
-        while not condition():
-            assert self._popen.poll() is None, self.said()
-            assert time.monotonic() < until, f"hang: {self.said()}"
-            time.sleep(0.002)
-
-    def send(self, number):
-        self._popen.send_signal(number)
-
-    def end(self):
-        """Gives the exit code and the seconds it took."""
-        started = time.monotonic()
-        code = self._popen.wait(timeout=LIMIT_SECONDS)
-        return code, time.monotonic() - started
-
-    def said(self):
-        self._out.flush()
-        return pathlib.Path(self._out.name).read_text()
-
-    def close(self):
-        if self._popen.poll() is None:
-            self._popen.kill()
-            self._popen.wait()
-        self._out.close()
-
-
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    return tmp_path_factory.mktemp("programs")
+def cache(tmp_path_factory):
+    """One compile cache for all commands of this module."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+def start_command(directory, cache, mode, *flags):
+    log = directory.parent / f"{time.monotonic_ns()}.log"
+    words = [mode, processes.TINY_MODEL, f"--model_dir={directory}", *flags]
+    return processes.Command(words, log, **cache)
 
 
 @pytest.fixture
-def tekoa(tmp_path, programs):
+def tekoa(tmp_path, cache):
     """`tekoa("train", flags..., directory="run")` starts the command on the tiny model."""
-    started = []
+    commands = []
 
-    def start(*words, directory="run"):
-        started.append(Command(tmp_path / directory, programs, words))
-        return started[-1]
+    def start(mode, *flags, directory="run"):
+        commands.append(start_command(tmp_path / directory, cache, mode, *flags))
+        return commands[-1]
 
     yield start
-    for command in started:
+    for command in commands:
         command.close()
 
 
-def newest(directory):
-    return max(names.list_steps(directory), default=-1)
-
-
-def points(directory, tag):
-    events = event_accumulator.EventAccumulator(str(directory), {"scalars": 0})
-    events.Reload()
-    return [point.step for point in events.Scalars(tag)] if tag in events.Tags()["scalars"] else []
-
-
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, programs):
+def undisturbed(tmp_path_factory, cache):
     directory = tmp_path_factory.mktemp("undisturbed") / "run"
-    command = Command(directory, programs, ["train"])
-    assert command.end()[0] == 0, command.said()
-    command.close()
+    command = start_command(directory, cache, "train")
+    assert command.wait()[0] == 0, command.output()
     return directory
+
+
+def newest(directory):
+    return max(paths.list_steps(directory), default=-1)
+
+
+def steps_shown(directory, tag):
+    return [step for step, _ in events.read_points(directory).get(tag, [])]
 
 
 def assert_same_end(directory, undisturbed):
@@ -109,108 +67,110 @@ def assert_same_end(directory, undisturbed):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
-def test_a_signal_saves_and_the_rest_is_exact(tekoa, undisturbed, figure, tmp_path, number):
+def test_a_signal_saves_and_the_resumed_run_is_exact(tekoa, undisturbed, figure, tmp_path, number):
     run = tmp_path / "run"
     command = tekoa("train", "--module_config.step_seconds=0.02")
-    command.wait_for(lambda: newest(run) >= 10)
+    command.wait_until(lambda: newest(run) >= 10)
     time.sleep(random.Random(int(number)).uniform(0, 0.4))
     command.send(number)
-    code, seconds = command.end()
+    code, seconds = command.wait()
     stopped_at = newest(run)
-    assert code == 75, command.said()
-    assert f"Stopped at step {stopped_at};" in command.said()
+    assert code == 75, command.output()
+    assert f"Stopped at step {stopped_at}." in command.output()
     command = tekoa("train")
-    assert command.end()[0] == 0, command.said()
-    assert f"Goes on from step {stopped_at}." in command.said()
+    assert command.wait()[0] == 0, command.output()
+    assert f"Resuming from step {stopped_at}." in command.output()
     assert_same_end(run, undisturbed)
-    figure(stopped_at=stopped_at, steps_lost=0, seconds_to_exit=round(seconds, 2))
+    figure({"seconds_to_exit": round(seconds, 1)}, exit_code=code, steps_lost=0)
     assert seconds < 30
 
 
 def test_tensorboard_after_three_kills_has_every_point_once(tekoa, undisturbed, figure, tmp_path):
-    run, chance = tmp_path / "run", random.Random(3)
+    run, rng = tmp_path / "run", random.Random(3)
     n_lost, restarts = 0, []
     for i in range(3):
         command = tekoa("train", "--module_config.step_seconds=0.02")
         until = 15 * (i + 1)
-        command.wait_for(lambda until=until: newest(run) >= until)
-        time.sleep(chance.uniform(0, 0.1))
+        command.wait_until(lambda until=until: newest(run) >= until)
+        time.sleep(rng.uniform(0, 0.1))
         command.send(signal.SIGKILL)
-        command.end()
+        command.wait()
         restarts.append(newest(run))
-        n_lost += len(set(range(5, restarts[-1] + 1, 5)) - set(points(run / "train", "train/loss")))
+        n_lost += len(
+            set(range(5, restarts[-1] + 1, 5)) - set(steps_shown(run / "train", "train/loss"))
+        )
     command = tekoa("train")
-    assert command.end()[0] == 0, command.said()
+    assert command.wait()[0] == 0, command.output()
     expected = list(range(5, 61, 5))
-    seen = points(run / "train", "train/loss")
-    missing, twice = len(set(expected) - set(seen)), len(seen) - len(set(seen))
-    figure(restarted_from=restarts, lost_before_last_commit=n_lost, missing=missing, twice=twice)
+    steps = steps_shown(run / "train", "train/loss")
+    missing, twice = len(set(expected) - set(steps)), len(steps) - len(set(steps))
+    figure(kills=3, lost_before_last_commit=n_lost, missing=missing, twice=twice)
     assert n_lost == 0
-    assert seen == expected
+    assert steps == expected
     assert_same_end(run, undisturbed)
     assert not [p for p in run.iterdir() if "tmp" in p.name or "trash" in p.name]
 
 
-def test_a_killed_evaluator_misses_nothing_and_tells_nothing_twice(
+def test_a_killed_evaluator_misses_nothing_and_reports_nothing_twice(
     tekoa, undisturbed, figure, tmp_path
 ):
-    run, chance = undisturbed, random.Random(4)
+    run, rng = undisturbed, random.Random(4)
     note = run / "eval" / "last_evaluated_ckpt"
     flags = ["--eval_pattern=eval", "--save_high=accuracy"]
     for after in (10, 25, 40):
-        command = tekoa("eval_wait", *flags, "--module_config.eval_seconds=0.002", directory=run)
-        command.wait_for(
+        command = tekoa("eval_wait", *flags, "--module_config.eval_seconds=0.04", directory=run)
+        command.wait_until(
             lambda after=after: note.exists() and int(note.read_text().split("_")[-1]) >= after
         )
-        time.sleep(chance.uniform(0, 0.2))
+        time.sleep(rng.uniform(0, 0.2))
         command.send(signal.SIGKILL)
-        command.end()
+        command.wait()
     command = tekoa("eval_wait", *flags, directory=run)
-    assert command.end()[0] == 0, command.said()
+    assert command.wait()[0] == 0, command.output()
     expected = list(range(0, 61, 5))
-    seen = points(run / "eval", "eval/accuracy")
-    missing, twice = len(set(expected) - set(seen)), len(seen) - len(set(seen))
+    steps = steps_shown(run / "eval", "eval/accuracy")
+    missing, twice = len(set(expected) - set(steps)), len(steps) - len(set(steps))
     figure(kills=3, missing=missing, twice=twice)
-    assert seen == expected
-    assert len(names.list_steps(run / "eval" / "high_accuracy")) >= 1
+    assert steps == expected
+    assert len(paths.list_steps(run / "eval" / "high_accuracy")) >= 1
     assert not list((run / "eval").glob("*pin*"))
 
 
 @pytest.mark.parametrize("action", ["stop", "skip"])
-def test_bad_numbers_never_reach_the_disk(tekoa, figure, tmp_path, action):
+def test_nan_never_reaches_the_disk(tekoa, figure, tmp_path, action):
     run = tmp_path / "run"
-    command = tekoa("train", "--module_config.poison=77", f"--on_nan={action}")
-    code, _ = command.end()
-    assert code == {"stop": 76, "skip": 0}[action], command.said()
+    command = tekoa("train", "--module_config.poison=37", f"--on_nan={action}")
+    code, _ = command.wait()
+    assert code == {"stop": 76, "skip": 0}[action], command.output()
     bad = 0
-    for step in names.list_steps(run):
-        leaves = store.load(run, step=step)["model_params"]["Dense_0"].values()
+    for step in paths.list_steps(run):
+        leaves = jax.tree.leaves(store.load(run, step=step)["model_params"])
         bad += not all(np.isfinite(leaf).all() for leaf in leaves)
     assert bad == 0
     if action == "skip":
-        figure(nan_params_on_disk=bad, steps_done=newest(run))
-        # What was skipped before is no reason for a run that stops to stop at once.
+        figure(exit_code=code, nan_params_on_disk=bad, steps_done=newest(run))
+        # Steps skipped earlier do not stop a run with --on_nan=stop.
         command = tekoa("train", "--max_train_steps=65", "--on_nan=stop")
-        assert command.end()[0] == 0, command.said()
+        assert command.wait()[0] == 0, command.output()
         return
-    said = command.said()
-    first_bad = int(said.split("At step ")[1].split()[0])
-    figure(nan_params_on_disk=bad, first_bad_step=first_bad, saved=newest(run))
+    output = command.output()
+    first_bad = int(output.split("At step ")[1].split()[0])
+    figure(exit_code=code, nan_params_on_disk=bad, steps_before_the_bad_one_lost=0)
     assert newest(run) == first_bad - 1
-    assert "Traceback" not in said
-    # With good data the run goes on from the last good step.
+    assert "Traceback" not in output
+    # With good data the run resumes from the last good step.
     command = tekoa("train")
-    assert command.end()[0] == 0, command.said()
-    assert f"Goes on from step {first_bad - 1}." in command.said()
+    assert command.wait()[0] == 0, command.output()
+    assert f"Resuming from step {first_bad - 1}." in command.output()
 
 
 def test_a_changed_seed_is_refused_unless_it_is_allowed(tekoa, undisturbed):
     flags = ["train", "--random_seed=5", "--max_train_steps=70"]
     facts = (undisturbed / "run.json").read_text()
     command = tekoa(*flags, directory=undisturbed)
-    assert command.end()[0] == 2
-    assert "seed was 4, is 5" in command.said()
+    assert command.wait()[0] == 2
+    assert "seed was 4, is 5" in command.output()
     assert (undisturbed / "run.json").read_text() == facts
     command = tekoa(*flags, "--allow_data_changes", directory=undisturbed)
-    assert command.end()[0] == 0, command.said()
+    assert command.wait()[0] == 0, command.output()
     assert newest(undisturbed) == 70

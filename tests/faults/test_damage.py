@@ -1,4 +1,4 @@
-"""A6 to A9: damaged steps are found, named, put aside; the one before is used."""
+"""A6 to A9: damaged steps are detected, named and quarantined; the one before is used."""
 
 import os
 import random
@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from tekoa import store
-from tekoa.store import errors, files, names
+from tekoa.store import errors
+from tekoa.store.commit import durable
+from tekoa.store.commit import paths as paths_lib
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +24,8 @@ def fill(directory, n_steps=2):
 
 
 def step_files(directory, step):
-    root = names.step_dir(directory, step)
-    return [root / path for path, is_dir in files.walk(root) if not is_dir]
+    root = paths_lib.step_dir(directory, step)
+    return [root / path for path, is_dir in durable.walk(root) if not is_dir]
 
 
 def check_fell_back(directory, target, damaged):
@@ -40,21 +42,21 @@ def check_fell_back(directory, target, damaged):
     ]
 
 
-def test_twenty_bit_flips_are_found_and_walked_back(figure, tmp_path):
-    chance = random.Random(0)
+def test_twenty_bit_flips_are_detected_and_the_step_before_is_restored(figure, tmp_path):
+    rng = random.Random(0)
     for i in range(20):
         target = fill(tmp_path / str(i))
         paths = step_files(tmp_path / str(i), 2)
         # Every file gets its turn, the large ones with the arrays most often.
         path = paths[i] if i < len(paths) else max(paths, key=lambda p: p.stat().st_size)
         data = bytearray(path.read_bytes())
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         check_fell_back(tmp_path / str(i), target, path)
-    figure(detected="20/20", fell_back="20/20")
+    figure(bit_flips=20, detected=20, restored_the_step_before=20)
 
 
-def test_truncated_files_are_found_and_walked_back(figure, tmp_path):
+def test_truncated_files_are_detected_and_the_step_before_is_restored(figure, tmp_path):
     n_files = len(step_files(tmp_path / "0", 2) if fill(tmp_path / "0") else [])
     for case in range(2 * n_files):
         directory = tmp_path / f"case{case}"
@@ -63,10 +65,10 @@ def test_truncated_files_are_found_and_walked_back(figure, tmp_path):
         path = paths[case // 2 % len(paths)]
         os.truncate(path, path.stat().st_size // 2 if case % 2 else 0)
         check_fell_back(directory, target, path)
-    figure(handled=f"{2 * n_files}/{2 * n_files}")
+    figure({"cases": 2 * n_files}, all_handled=True)
 
 
-def test_deleted_files_are_found_and_walked_back(figure, tmp_path):
+def test_deleted_files_are_detected_and_the_step_before_is_restored(figure, tmp_path):
     n_files = len(step_files(tmp_path / "0", 2) if fill(tmp_path / "0") else [])
     for case in range(n_files):
         directory = tmp_path / f"case{case}"
@@ -75,11 +77,11 @@ def test_deleted_files_are_found_and_walked_back(figure, tmp_path):
         paths[case % len(paths)].unlink()
         with store.Store(directory) as writer:
             assert writer.restore(target).step == 1
-    figure(handled=f"{n_files}/{n_files}")
+    figure({"cases": n_files}, all_handled=True)
 
 
 @pytest.mark.parametrize("verify", ["none", "size", "full"])
-def test_missing_array_data_is_found_whatever_is_verified(tmp_path, verify):
+def test_missing_array_data_is_detected_at_every_level_of_verification(tmp_path, verify):
     target = fill(tmp_path)
     largest = max(step_files(tmp_path, 2), key=lambda path: path.stat().st_size)
     largest.unlink()
@@ -99,14 +101,14 @@ def test_all_steps_damaged_is_an_error_and_changes_nothing(launch, figure, tmp_p
         with pytest.raises(errors.NothingUsableError, match=r"(?s)step 3.*step 2.*step 1"):
             store.restore(tmp_path, target)
     process = launch("trainer.py", tmp_path)
-    code, facts, _ = process.end(20)
+    code, facts, _ = process.wait(20)
     assert (code, facts[0]["event"]) == (65, "refused")
     assert snapshot() == before
     figure(exit_code=code, bytes_changed=0)
 
 
-def test_a_directory_of_put_aside_steps_is_not_an_empty_one(tmp_path):
+def test_a_directory_of_quarantined_steps_is_not_empty(tmp_path):
     target = fill(tmp_path, n_steps=1)
-    names.step_dir(tmp_path, 1).rename(names.bad_dir(tmp_path, 1))
-    with pytest.raises(errors.NothingUsableError, match="put aside"):
+    paths_lib.step_dir(tmp_path, 1).rename(paths_lib.new_dir(tmp_path, 1, "bad"))
+    with pytest.raises(errors.NothingUsableError, match="quarantined"):
         store.restore(tmp_path, target)

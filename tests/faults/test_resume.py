@@ -1,17 +1,16 @@
-"""A2, A4, A20, A21 and the headline: training that is killed gives the undisturbed bits."""
+"""A2, A20, A21: a killed and resumed run has the bits of an undisturbed one."""
 
 import pathlib
 import shutil
 import signal
-import time
 
 import numpy as np
 import optax
 import pytest
 
 from tekoa import CheckpointFileReader, CheckpointFileWriter, TrainLoop, TrainTask, data
-from tekoa.resume_check import check_kills
-from tekoa.store import names
+from tekoa.store.commit import paths
+from tekoa.testing.kills import check_kills
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 
@@ -20,42 +19,40 @@ PROGRAMS = pathlib.Path(__file__).parent / "programs"
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_runs_killed_and_stopped_give_the_same_bits(kind, figure, tmp_path):
     kinds = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
-    started = time.monotonic()
-    found = check_kills(
+    report = check_kills(
         f"{PROGRAMS / 'loops.py'}:{kind}_loop", n_kills=3, kinds=kinds, directory=tmp_path, seed=1
     )
-    figure(**vars(found), differing_leaves=0, seconds=round(time.monotonic() - started, 1))
-    assert (found.n_killed, found.n_stopped) == (1, 2)
+    assert (report.n_killed, report.n_stopped) == (1, 2)
+    figure(kills=1, stops=2, differing_leaves=0)
 
 
 @pytest.mark.slow
 def test_kills_with_frequent_saves(figure, tmp_path):
-    started = time.monotonic()
-    found = check_kills(
+    report = check_kills(
         f"{PROGRAMS / 'loops.py'}:frequent_loop",
         n_kills=6,
         kinds=[signal.SIGKILL],
         directory=tmp_path,
         seed=2,
     )
-    figure(**vars(found), differing_leaves=0, seconds=round(time.monotonic() - started, 1))
-    assert found.n_killed == 6
+    assert report.n_killed == 6
+    figure(kills=6, differing_leaves=0)
     left = {path.name.split("_")[0] for path in (tmp_path / "killed").iterdir()}
     assert left == {"checkpoint", "notes"}
 
 
 class Recorded:
-    """Batches that remember which examples they gave."""
+    """Batches that record which examples they contained."""
 
     def __init__(self, batches):
-        self._batches, self.seen = batches, []
+        self._batches, self.examples = batches, []
 
     def __iter__(self):
         return self
 
     def __next__(self):
         batch = next(self._batches)
-        self.seen.append(batch["i"].tolist())
+        self.examples.append(batch["i"].tolist())
         return batch
 
     def state(self):
@@ -63,7 +60,7 @@ class Recorded:
 
     def restore(self, state):
         self._batches.restore(state)
-        self.seen.clear()
+        self.examples.clear()
 
 
 def line_loop(batches, directory=None, **options):
@@ -87,31 +84,31 @@ def shuffled(seed=5, batch_size=6, n_examples=20):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A run of three epochs that kept every step, and the examples it saw."""
+    """A run of three epochs that keeps every step, and the examples it used."""
     directory = tmp_path_factory.mktemp("position")
     batches = Recorded(shuffled())
     writer = CheckpointFileWriter(directory, keep=100)
     for checkpoint in line_loop(batches, n_steps=10):
         writer(checkpoint)
     writer.close()
-    return directory, batches.seen
+    return directory, batches.examples
 
 
 @pytest.mark.slow
-def test_data_goes_on_where_it_was(saved, figure, tmp_path):
+def test_data_resumes_at_its_position(saved, figure, tmp_path):
     directory, expected = saved
-    # Twenty examples in sixes: steps 3 and 7 cross the end of an epoch, step 10 meets it.
+    # 20 examples in batches of 6: steps 3 and 7 cross the end of an epoch, step 10 ends on it.
     differing = 0
     for step in range(1, 10):
         own = tmp_path / str(step)
-        shutil.copytree(names.step_dir(directory, step), names.step_dir(own, step))
+        shutil.copytree(paths.step_dir(directory, step), paths.step_dir(own, step))
         batches = Recorded(shuffled())
         list(line_loop(batches, own, n_steps=10))
-        differing += batches.seen != expected[step:]
+        differing += batches.examples != expected[step:]
     rows = np.concatenate(expected)
     counts = [np.bincount(rows[i : i + 20], minlength=20).tolist() for i in (0, 20, 40)]
     assert counts == [[1] * 20] * 3
-    figure(resumed_at="9 steps", differing_batches=differing)
+    figure(resumed_at_steps=9, differing_batches=differing)
     assert differing == 0
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tekoa.store import lease, names
+from tekoa.store.commit import lease, paths
 
 pytestmark = pytest.mark.slow
 
@@ -17,9 +17,9 @@ def contents(directory):
 
 
 def stop_between_changes(process, directory):
-    """Stops a writer where it does not hold the lock of a change.
+    """Stops a writer while it does not hold the lock that guards a change.
 
-    In the middle of one its lease cannot be broken: who tries is told to wait.
+    While it holds the lock its lease cannot be broken.
     """
     while True:
         process.send_signal(signal.SIGSTOP)
@@ -39,14 +39,14 @@ def test_second_trainer_refuses_and_the_first_is_unharmed(launch, figure, tmp_pa
     first = launch("trainer.py", tmp_path, "--steps", 40, "--sleep", 0.05, "--keep", 2)
     assert first.read()["event"] == "start"
     second = launch("trainer.py", tmp_path, "--steps", 100)
-    code, facts, _ = second.end(10)
+    code, facts, _ = second.wait(10)
     assert code == 73
     assert f"process {first.popen.pid}" in facts[0]["message"]
     assert second.seconds < 5
-    first_code, first_facts, errors = first.end(30)
+    first_code, first_facts, errors = first.wait(30)
     assert (first_code, first_facts[-1]["event"]) == (0, "end")
     assert "failed" not in errors
-    figure(seconds_to_refuse=round(second.seconds, 2), failed_saves_of_first=0)
+    figure({"seconds_to_refuse": round(second.seconds, 1)}, exit_code=code, failed_saves_of_first=0)
 
 
 def test_zombie_writer_can_neither_commit_nor_delete(launch, figure, tmp_path):
@@ -56,11 +56,11 @@ def test_zombie_writer_can_neither_commit_nor_delete(launch, figure, tmp_path):
     stop_between_changes(first.popen, tmp_path)
     assert lease.break_lease(tmp_path)
     second = launch("trainer.py", tmp_path, "--steps", 20, "--keep", 3, "--end", "just_end")
-    assert second.end(20)[0] == 0
+    assert second.wait(20)[0] == 0
     before = contents(tmp_path)
-    assert names.list_steps(tmp_path) == [18, 19, 20]
+    assert paths.list_steps(tmp_path) == [18, 19, 20]
     first.popen.send_signal(signal.SIGCONT)
-    code, _, _ = first.end(20)
+    code, _, _ = first.wait(20)
     assert code == 73
     assert contents(tmp_path).items() == before.items()
     figure(steps_changed_by_the_zombie=0)
@@ -75,5 +75,5 @@ def test_lease_of_a_dead_process_is_taken_over_at_once(launch, figure, tmp_path)
     second.read()
     seconds = time.monotonic() - second.started
     second.popen.kill()
-    figure(seconds_to_take_over=round(seconds, 2))
+    figure({"seconds_to_take_over": round(seconds, 1)})
     assert seconds < 5

@@ -1,18 +1,16 @@
 """Two processes do what one does: all modes, the same numbers, one writer."""
 
 import json
-import pathlib
 import re
 
 import numpy as np
 import pytest
 
-from tekoa.store import names
+from support.processes import TINY_MODEL, TRAIN
+from support.tiny_model import N_EXAMPLES, N_HELD_OUT
+from tekoa.store.commit import paths
 
 pytestmark = pytest.mark.slow
-
-TINY = pathlib.Path(__file__).parent / "programs" / "tiny.py"
-N_EXAMPLES, N_HELD_OUT, N_PER_BATCH = 60, 53, 12
 
 
 @pytest.fixture(scope="module")
@@ -21,30 +19,30 @@ def together(run, home):
     directory = home / "together"
     split = ["--mesh=fsdp=4", "--sharding_rules=fsdp"]
     two = ["launch", "--processes=2", "--devices=2"]
-    said = run(*two, "train", TINY, f"--model_dir={directory}", *split)
-    assert not re.search(r"^\[1\]", said, re.MULTILINE), said
+    output = run(*two, *TRAIN, f"--model_dir={directory}", *split)
+    assert not re.search(r"^\[1\]", output, re.MULTILINE), output
     return directory
 
 
 def test_losses_and_order_are_those_of_one_process(points, alone, together):
-    expected, found = points(alone / "train"), points(together / "train")
+    expected, actual = points(alone / "train"), points(together / "train")
     timing = {key for key in expected if "seconds" in key[0]}
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for key in expected.keys() - timing:
-        assert found[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5), key
+        assert actual[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-5), key
 
 
 def test_each_example_comes_once_per_epoch(points, together):
     """A check every 5 steps of 12 rows is an epoch of 60 examples."""
-    found = points(together / "train")
+    curves = points(together / "train")
     numbers = np.arange(N_EXAMPLES)
     for step in range(5, 45, 5):
-        assert found["train/number", step] == pytest.approx(numbers.mean())
-        assert found["train/number_squared", step] == pytest.approx((numbers**2).mean())
+        assert curves["train/number", step] == pytest.approx(numbers.mean())
+        assert curves["train/number_squared", step] == pytest.approx((numbers**2).mean())
 
 
 def test_states_are_those_of_one_process(assert_close, alone, together):
-    assert names.list_steps(together) == names.list_steps(alone) == list(range(0, 45, 5))
+    assert paths.list_steps(together) == paths.list_steps(alone) == list(range(0, 45, 5))
     for step in (0, 40):
         assert_close(together, alone, step)
 
@@ -56,7 +54,7 @@ def test_one_process_wrote_points_and_notes(together):
 
 
 def test_each_process_wrote_its_part(together):
-    parts = names.step_dir(together, 40) / "default"
+    parts = paths.step_dir(together, 40) / "default"
     assert sorted(path.name for path in parts.glob("ocdbt.process_*")) == [
         "ocdbt.process_0",
         "ocdbt.process_1",
@@ -66,22 +64,24 @@ def test_each_process_wrote_its_part(together):
 def test_evaluation_is_that_of_one_process_to_the_last_example(run, alone, together):
     two = ["launch", "--processes=2", "--devices=2"]
     for mode in ("eval", "eval_wait"):
-        flags = [TINY, f"--model_dir={together}", "--json", f"--eval_label={mode}"]
-        one_said, two_said = run(mode, *flags), run(*two, mode, *flags, f"--eval_label={mode}_two")
-        assert json_lines(one_said) == json_lines(two_said)
-        assert len(json_lines(one_said)) == (1 if mode == "eval" else 9)
-    # The parts of 53 examples: a mean over rows counted twice would not be one of them.
-    accuracy = [line["accuracy"] * N_HELD_OUT for line in json_lines(two_said)]
+        flags = [TINY_MODEL, f"--model_dir={together}", "--json", f"--eval_label={mode}"]
+        of_one, of_two = run(mode, *flags), run(*two, mode, *flags, f"--eval_label={mode}_two")
+        # The order of a sum of costs differs; counts do not.
+        expected = [pytest.approx(line, rel=1e-6) for line in json_lines(of_one)]
+        assert json_lines(of_two) == expected
+        assert len(json_lines(of_one)) == (1 if mode == "eval" else 9)
+    # Multiples of 1/53: the mean would not be one if some examples counted twice.
+    accuracy = [line["accuracy"] * N_HELD_OUT for line in json_lines(of_two)]
     assert accuracy == pytest.approx(np.round(accuracy), abs=1e-4)
 
 
-def json_lines(said):
-    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+def json_lines(output):
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 def test_predictions_are_in_order_and_complete(run, together, home):
     outs = [home / "one.txt", home / "two.txt"]
-    flags = ["predict", TINY, f"--model_dir={together}"]
+    flags = ["predict", TINY_MODEL, f"--model_dir={together}"]
     run(*flags, f"--pred_output={outs[0]}")
     run("launch", "--processes=2", "--devices=2", *flags, f"--pred_output={outs[1]}")
     one, two = (out.read_text() for out in outs)

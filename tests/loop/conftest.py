@@ -1,4 +1,4 @@
-"""A tiny problem for loops: a line through points, compiled in no time."""
+"""A tiny problem for loops, a linear fit, that compiles quickly."""
 
 import types
 
@@ -28,16 +28,16 @@ def make_data(n, n_rows=8, seed=0):
     return [(a, a.sum(1) + 1) for a in x]
 
 
-def make_loop(data=None, *, n_steps=12, tx=None, init=PARAMS, model=apply, loss=mse, **options):
+def make_loop(data=None, *, n_steps=12, tx=None, model=PARAMS, apply=apply, loss=mse, **options):
     data = make_data(n_steps) if data is None else data
-    task = TrainTask(apply=model, optimizer=tx or optax.adam(0.05), loss=loss, data=data)
+    task = TrainTask(apply=apply, optimizer=tx or optax.adam(0.05), loss=loss, data=data)
     options.setdefault("n_steps_per_checkpoint", 4)
-    return TrainLoop(init=init, task=task, n_steps=n_steps, rnkey=jax.random.key(1), **options)
+    return TrainLoop(model, task, n_steps=n_steps, rng=jax.random.key(1), **options)
 
 
 @pytest.fixture
 def line():
-    """The problem's parts, and `loop(...)` that makes a `TrainLoop` of them."""
+    """The parts of the problem, and `loop(...)`, which creates a `TrainLoop` from them."""
     return types.SimpleNamespace(
         params=PARAMS, apply=apply, mse=mse, data=make_data, loop=make_loop
     )

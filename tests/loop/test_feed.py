@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tekoa import data as tekoa_data
-from tekoa.loop.feed import Feed
+from tekoa.loop.feed import BatchFeed
 
 X, Y = np.zeros((4, 2), np.float32), np.zeros(4, np.float32)
 ROWS = [(np.full((2, 2), i, np.float32), np.zeros(2)) for i in range(9)]
@@ -45,13 +45,13 @@ def first(batch):
 
 
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
-def test_a_position_is_found_again_through_json(make):
-    feed = Feed(make())
+def test_position_is_restored_after_a_json_round_trip(make):
+    feed = BatchFeed(make())
     feed.peek()
     drawn = [first(feed.next()) for _ in range(3)]
     state = json.loads(json.dumps(feed.state))
     rest = [first(feed.next()) for _ in range(4)]
-    again = Feed(make())
+    again = BatchFeed(make())
     again.peek()
     again.restore(state)
     assert [first(again.next()) for _ in range(4)] == rest
@@ -59,8 +59,8 @@ def test_a_position_is_found_again_through_json(make):
 
 
 @pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
-def test_a_look_ahead_does_not_move_the_position(make):
-    feed = Feed(make())
+def test_peek_does_not_change_the_position(make):
+    feed = BatchFeed(make())
     before = feed.state
     assert first(feed.peek()) == first(feed.peek())
     assert feed.state == before
@@ -68,27 +68,27 @@ def test_a_look_ahead_does_not_move_the_position(make):
     assert first(feed.next()) == peeked
 
 
-def test_a_generator_says_that_it_cannot_go_back(caplog):
-    feed = Feed(x for x in ROWS)
+def test_restoring_a_generator_logs_a_warning(caplog):
+    feed = BatchFeed(x for x in ROWS)
     feed.next()
     assert feed.state is None
     with caplog.at_level(logging.WARNING, "tekoa"):
         feed.restore(None)
     (record,) = caplog.records
-    assert "position in the data (generator) cannot be restored" in record.message
+    assert "Cannot restore the data position (generator)" in record.message
     assert first(feed.next()) == first(ROWS[1])
 
 
-def test_another_structure_in_mid_run_is_an_error():
-    feed = Feed([(X, Y), (X, {"y": Y})])
+def test_change_of_structure_raises():
+    feed = BatchFeed([(X, Y), (X, {"y": Y})])
     feed.next()
-    with pytest.raises(TypeError, match=r"changed its structure: first .* now .*1/y"):
+    with pytest.raises(TypeError, match=r"structure of the batches changed from .* to .*1/y"):
         feed.next()
 
 
 @pytest.mark.parametrize("other", [X[:3], X.astype(np.float16)])
-def test_another_shape_or_dtype_is_told_once_per_change(caplog, other):
-    feed = Feed([(X, Y), (X, Y), (other, Y), (other, Y)])
+def test_change_of_shape_or_dtype_is_logged_once(caplog, other):
+    feed = BatchFeed([(X, Y), (X, Y), (other, Y), (other, Y)])
     with caplog.at_level(logging.WARNING, "tekoa"):
         for _ in range(4):
             feed.next()
@@ -96,11 +96,11 @@ def test_another_shape_or_dtype_is_told_once_per_change(caplog, other):
     assert "from 0 float32[4,2], 1 float32[4] to 0 float" in record.message
 
 
-def test_a_string_among_the_arrays_is_named():
+def test_string_in_a_batch_raises_with_its_name():
     with pytest.raises(TypeError, match="Entry '1'"):
-        Feed([(X, "cat")]).peek()
+        BatchFeed([(X, "cat")]).peek()
 
 
-def test_empty_data_is_told():
+def test_empty_data_raises():
     with pytest.raises(ValueError, match="The data is empty"):
-        Feed([]).peek()
+        BatchFeed([]).peek()

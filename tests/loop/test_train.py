@@ -12,14 +12,14 @@ from flax import nnx
 
 from tekoa.bridges.functions import model_fns
 from tekoa.core import step as steps
-from tekoa.core.guard import NonFiniteError
+from tekoa.core.nonfinite import NonFiniteError
 from tekoa.loop.task import Restored, TrainTask
 from tekoa.loop.train import TrainLoop
 from tekoa.testing import assert_trees_equal, count_compilations
 
 
 def by_hand(line, n, **options):
-    """The loop that a user would write over the pure step."""
+    """The loop that a user would write around the pure step."""
     fns, tx = model_fns(line.params, line.apply), optax.adam(0.05)
     data = line.data(n)
     state = steps.init_state(fns, tx, jax.random.key(1), inputs=(data[0][0],))
@@ -30,18 +30,18 @@ def by_hand(line, n, **options):
 
 
 class Reader:
-    """Resumes from a checkpoint in memory, as a reader of files does."""
+    """Resumes from a checkpoint in memory, as a file reader does from disk."""
 
     def __init__(self, target, checkpoint):
-        self.target, self._found = target, checkpoint
+        self.target, self._saved = target, checkpoint
 
     def restore(self, fresh):
-        found = self._found
-        assert jax.tree.structure(fresh) == jax.tree.structure(found.state)
-        return Restored(state=found.state, data_state=found.data_state, facts=found.facts)
+        saved = self._saved
+        assert jax.tree.structure(fresh) == jax.tree.structure(saved.state)
+        return Restored(state=saved.state, data_state=saved.data_state, facts=saved.facts)
 
 
-# ---- what is yielded, and when
+# ---- which checkpoints are yielded
 
 
 def test_checkpoints_fall_on_multiples_and_on_the_last_step(line):
@@ -50,8 +50,8 @@ def test_checkpoints_fall_on_multiples_and_on_the_last_step(line):
     assert loop.step == 10
 
 
-def test_a_checkpoint_tells_what_the_page_promises(line):
-    checkpoint = next(iter(line.loop(ema=0.9)))
+def test_a_checkpoint_has_the_documented_fields(line):
+    checkpoint = next(iter(line.loop(ema=0.9, grads=True)))
     assert sorted(checkpoint.model_params) == ["b", "w"]
     assert checkpoint.model_state == {}
     assert checkpoint.optimizer_state[0].count == 4
@@ -70,33 +70,93 @@ def test_a_checkpoint_tells_what_the_page_promises(line):
     assert checkpoint.setup["n_weights"] == 4
 
 
-def test_steps_and_checkpoints_can_be_asked_for_one_by_one(line):
+def test_steps_and_checkpoints_can_be_run_one_by_one(line):
     loop = line.loop(n_steps=10)
-    asked = [loop.next_step().step, loop.next_checkpoint().step, loop.next_step().step]
-    assert asked == [1, 4, 5]
+    completed = [loop.next_step().step, loop.next_checkpoint().step, loop.next_step().step]
+    assert completed == [1, 4, 5]
     assert [c.step for c in loop] == [8, 10]
-    with pytest.raises(StopIteration, match="All 10 steps are done"):
+    with pytest.raises(StopIteration, match="All 10 steps are complete"):
         loop.next_checkpoint()
 
 
-def test_a_call_runs_to_a_total_and_changes_no_setting(line):
+def test_until_and_a_call_run_to_a_total_and_change_no_setting(line):
     loop = line.loop(n_steps=4, data=line.data(20))
     assert [c.step for c in loop] == [4]
-    assert [c.step for c in loop(n_steps=9)] == [8, 9]
-    assert (loop.n_steps, list(loop(n_steps=9))) == (4, [])
-    with pytest.raises(ValueError, match="n_steps=4 is the total; this loop has completed 9"):
+    assert [c.step for c in loop.until(9)] == [8, 9]
+    assert (loop.n_steps, list(loop.until(9))) == (4, [])
+    assert [c.step for c in loop(n_steps=13)] == [12, 13]
+    with pytest.raises(ValueError, match="n_steps=4, but this loop has already completed 13"):
         iter(loop)
 
 
-def test_the_distance_of_checkpoints_can_be_changed(line):
+def test_the_checkpoint_interval_can_be_changed(line):
     loop = line.loop(n_steps=12)
     loop.next_checkpoint()
     loop.n_steps_per_checkpoint, loop.n_steps = 5, 11
     assert [c.step for c in loop] == [5, 10, 11]
 
 
+def test_the_names_of_the_original_guide_are_accepted(line):
+    task = TrainTask(
+        apply=line.apply, optimizer=optax.adam(0.05), loss=line.mse, data=line.data(12)
+    )
+    loop = TrainLoop(init=line.params, task=task, n_steps=12, rnkey=jax.random.key(1))
+    assert_trees_equal(list(loop)[-1].state, list(line.loop(n_steps_per_checkpoint=12))[-1].state)
+    for names in ({"init": line.params}, {"rng": loop.state.rng, "rnkey": loop.state.rng}):
+        with pytest.raises(TypeError, match="two names of the same argument"):
+            TrainLoop(line.params, task, **names)
+
+
+def test_checkpoints_hold_no_gradients_by_default(line):
+    assert line.loop().next_checkpoint().grads is None
+
+
+def test_an_evaluation_uses_the_model_and_split_of_the_loop(line):
+    data = [(y, x) for x, y in line.data(12)]
+    task = TrainTask(
+        apply=line.apply,
+        optimizer=optax.adam(0.05),
+        loss=line.mse,
+        data=data,
+        split=lambda batch: ((batch[1],), (batch[0],)),
+    )
+    loop = TrainLoop(line.params, task)
+    evaluate = loop.evaluation({"mse": line.mse}, data[:3], n_steps=2, label="valid")
+    last = loop.next_checkpoint()
+    params = jax.tree.map(np.asarray, last.model_params)
+    errors = [np.mean((x @ params["w"] + params["b"] - y) ** 2) for y, x in data[:2]]
+    assert evaluate(last).metrics["valid"]["mse"] == pytest.approx(np.mean(errors), rel=1e-5)
+
+
+def test_an_evaluation_runs_on_the_mesh_of_the_loop(line):
+    loop = line.loop(devices=jax.devices())
+    evaluate = loop.evaluation({"mse": line.mse}, line.data(2))
+    alone = loop.evaluation({"mse": line.mse}, line.data(2), devices=jax.devices()[:1])
+    last = loop.next_checkpoint()
+    assert evaluate._place.layout is loop._place.layout
+    mse = [evaluation(last).metrics["eval"]["mse"] for evaluation in (evaluate, alone)]
+    assert mse[0] == pytest.approx(mse[1], rel=1e-5)
+
+
+def test_the_stop_flag_can_be_set_later(line):
+    flag = threading.Event()
+    loop = line.loop()
+    loop.stop_flag = flag
+    assert loop.stop_flag is flag
+    assert loop.next_checkpoint().step == 4
+    flag.set()
+    assert list(loop) == []
+
+
+def test_the_hook_is_called_before_each_dispatch(line):
+    loop, completed = line.loop(), []
+    loop.before_dispatch = completed.append
+    loop.next_checkpoint()
+    assert completed == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"n_steps_per_checkpoint": 0}, ValueError, "n_steps_per_checkpoint must be 1 or more"),
         ({"n_steps": -1, "data": [1]}, ValueError, "n_steps must be 0 or more, got -1"),
@@ -105,12 +165,12 @@ def test_the_distance_of_checkpoints_can_be_changed(line):
         ({"on_nan": "panic"}, ValueError, "on_nan must be one of"),
     ],
 )
-def test_settings_out_of_range_are_refused(line, options, error, said):
-    with pytest.raises(error, match=said):
+def test_settings_out_of_range_are_errors(line, options, error, message):
+    with pytest.raises(error, match=message):
         line.loop(**options)
 
 
-# ---- the same numbers however it is driven
+# ---- the same numbers however the loop is driven
 
 
 @pytest.mark.parametrize(
@@ -119,11 +179,11 @@ def test_settings_out_of_range_are_refused(line, options, error, said):
         {"n_steps_per_checkpoint": 1},
         {"n_steps_per_checkpoint": 5},
         {"n_steps_per_checkpoint": 12},
-        {"n_steps_per_checkpoint": 12, "grads": False},
+        {"n_steps_per_checkpoint": 12, "grads": True},
         {"n_steps_per_checkpoint": 12, "steps_per_dispatch": 4},
     ],
 )
-def test_any_way_to_drive_gives_the_bits_of_the_hand_written_loop(line, options):
+def test_the_loop_computes_the_bits_of_a_hand_written_loop(line, options):
     loop = line.loop(**options)
     for _ in loop:
         pass
@@ -140,13 +200,19 @@ def test_single_steps_between_checkpoints_change_nothing(line):
 
 
 @pytest.mark.parametrize("steps_per_dispatch", [1, 4])
-def test_a_resumed_run_gives_the_bits_of_one_that_was_not_interrupted(line, steps_per_dispatch):
-    whole = list(line.loop(n_steps=20, ema=0.9, steps_per_dispatch=steps_per_dispatch))
-    for middle in whole[:-1]:
-        again = list(line.loop(n_steps=20, ema=0.9, init=Reader(line.params, middle)))
-        assert [c.step for c in again] == [c.step for c in whole if c.step > middle.step]
-        assert_trees_equal(again[-1].state, whole[-1].state)
-        assert again[-1].facts == whole[-1].facts
+def test_a_resumed_run_computes_the_bits_of_an_uninterrupted_run(line, steps_per_dispatch):
+    complete = list(line.loop(n_steps=20, ema=0.9, steps_per_dispatch=steps_per_dispatch))
+    for middle in complete[:-1]:
+        resumed = list(line.loop(n_steps=20, ema=0.9, model=Reader(line.params, middle)))
+        assert [c.step for c in resumed] == [c.step for c in complete if c.step > middle.step]
+        assert_trees_equal(resumed[-1].state, complete[-1].state)
+        assert resumed[-1].facts == complete[-1].facts
+
+
+def test_resuming_is_reported(line, capsys):
+    middle = line.loop().next_checkpoint()
+    line.loop(model=Reader(line.params, middle), stdout=True)
+    assert capsys.readouterr().out == "Resuming from step 4.\n"
 
 
 def test_metrics_after_a_resume_cover_the_same_steps(line):
@@ -154,31 +220,31 @@ def test_metrics_after_a_resume_cover_the_same_steps(line):
         return line.mse(out, y), {"largest": jnp.max(y)}
 
     first, second, _ = line.loop(loss=loss)
-    resumed = next(iter(line.loop(loss=loss, init=Reader(line.params, first))))
+    resumed = next(iter(line.loop(loss=loss, model=Reader(line.params, first))))
     expected = np.mean([y.max() for _, y in line.data(12)[4:8]])
     for checkpoint in (second, resumed):
         assert checkpoint.metrics["train"]["largest"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_an_explicit_number_of_steps_per_dispatch_wins_over_the_saved_one(line):
+def test_explicit_steps_per_dispatch_override_the_saved_number(line):
     middle = next(iter(line.loop(steps_per_dispatch=4)))
-    loop = line.loop(init=Reader(line.params, middle), steps_per_dispatch=1)
+    loop = line.loop(model=Reader(line.params, middle), steps_per_dispatch=1)
     assert loop.next_step().facts["steps_per_dispatch"] == 1
 
 
-# ---- what is yielded stays
+# ---- checkpoints stay valid
 
 
 @pytest.mark.parametrize("steps_per_dispatch", [1, 4])
 def test_a_checkpoint_survives_the_steps_after_it(line, steps_per_dispatch):
-    loop = line.loop(n_steps=200, steps_per_dispatch=steps_per_dispatch, ema=0.9)
-    kept = loop.next_checkpoint()
-    values = jax.tree.map(np.array, (kept.model_params, kept.optimizer_state, kept.grads))
+    loop = line.loop(n_steps=200, steps_per_dispatch=steps_per_dispatch, ema=0.9, grads=True)
+    first = loop.next_checkpoint()
+    values = jax.tree.map(np.array, (first.model_params, first.optimizer_state, first.grads))
     for _ in loop:
         pass
     assert loop.step == 200
-    assert_trees_equal((kept.model_params, kept.optimizer_state, kept.grads), values)
-    assert kept.state.step == 4
+    assert_trees_equal((first.model_params, first.optimizer_state, first.grads), values)
+    assert first.state.step == 4
 
 
 def test_the_state_and_the_model_survive_the_steps_after_them(line):
@@ -191,7 +257,7 @@ def test_the_state_and_the_model_survive_the_steps_after_them(line):
 
 
 def test_one_compilation_per_step_function(line):
-    loop = line.loop(n_steps=200)
+    loop = line.loop(n_steps=200, grads=True)
     with count_compilations() as compiled:
         first = loop.next_checkpoint()
     assert sum("step" in name for name in compiled.names) == 2  # With and without gradients.
@@ -202,8 +268,8 @@ def test_one_compilation_per_step_function(line):
     assert compiled.names == []
 
 
-def test_lbfgs_compiles_as_little(line):
-    loop = line.loop(tx=optax.lbfgs(), n_steps=16, grads=False)
+def test_lbfgs_is_compiled_as_often(line):
+    loop = line.loop(tx=optax.lbfgs(), n_steps=16)
     with count_compilations() as compiled:
         checkpoints = list(loop)
     assert sum("step" in name for name in compiled.names) == 2  # With and without norms.
@@ -214,8 +280,8 @@ def test_lbfgs_compiles_as_little(line):
 # ---- data
 
 
-def test_data_that_ends_ends_the_loop_with_a_checkpoint_and_a_line(line, capsys):
-    loop = line.loop(data=line.data(6), n_steps=100, stdout=True)
+def test_the_end_of_the_data_is_a_checkpoint_and_is_reported(line, capsys):
+    loop = line.loop(data=line.data(6), n_steps=100, stdout=True, grads=True)
     checkpoints = list(loop)
     assert [c.step for c in checkpoints] == [4, 6]
     assert checkpoints[-1].grads is not None
@@ -224,30 +290,30 @@ def test_data_that_ends_ends_the_loop_with_a_checkpoint_and_a_line(line, capsys)
         loop.next_step()
 
 
-def test_data_that_ends_at_a_checkpoint_gives_it_once(line):
+def test_the_end_of_the_data_at_a_checkpoint_is_yielded_once(line):
     assert [c.step for c in line.loop(data=line.data(8), n_steps=None)] == [4, 8]
 
 
 @pytest.mark.parametrize("n", [5, 8, 9, 11])
-def test_data_may_end_anywhere_in_a_dispatch_of_several_steps(line, n):
-    options = {"n_steps": None, "n_steps_per_checkpoint": 50}
-    together = list(line.loop(data=line.data(n), steps_per_dispatch=4, **options))
-    assert [c.step for c in together] == [n]
-    assert together[0].grads is not None
-    assert_trees_equal(together[0].model_params, by_hand(line, n).params)
+def test_the_data_may_end_anywhere_in_a_group_of_steps(line, n):
+    options = {"n_steps": None, "n_steps_per_checkpoint": 50, "grads": True}
+    checkpoints = list(line.loop(data=line.data(n), steps_per_dispatch=4, **options))
+    assert [c.step for c in checkpoints] == [n]
+    assert checkpoints[0].grads is not None
+    assert_trees_equal(checkpoints[0].model_params, by_hand(line, n).params)
 
 
 def test_batches_may_be_dicts(line):
     data = [{"x": x, "y": y} for x, y in line.data(12)]
     loop = line.loop(
         data=data,
-        model=lambda p, batch: line.apply(p, batch["x"]),
+        apply=lambda p, batch: line.apply(p, batch["x"]),
         loss=lambda out, batch: line.mse(out, batch["y"]),
     )
     assert_trees_equal(list(loop)[-1].model_params, by_hand(line, 12).params)
 
 
-def test_a_split_of_ones_own_takes_other_batches(line):
+def test_a_custom_split_handles_other_batches(line):
     data = [(x, np.zeros(2), y) for x, y in line.data(12)]
     task = TrainTask(
         apply=line.apply,
@@ -256,32 +322,32 @@ def test_a_split_of_ones_own_takes_other_batches(line):
         data=data,
         split=lambda batch: ((batch[0],), (batch[2],)),
     )
-    loop = TrainLoop(line.params, task, n_steps=12, rnkey=jax.random.key(1))
+    loop = TrainLoop(line.params, task, n_steps=12, rng=jax.random.key(1))
     assert_trees_equal(list(loop)[-1].model_params, by_hand(line, 12).params)
 
 
-def test_a_model_may_give_its_loss_itself(line):
+def test_a_model_may_return_its_loss(line):
     loop = line.loop(
         data=[((x, y), ()) for x, y in line.data(12)],
-        model=lambda p, x, y: line.mse(line.apply(p, x), y),
+        apply=lambda p, x, y: line.mse(line.apply(p, x), y),
         loss=None,
     )
     assert_trees_equal(list(loop)[-1].model_params, by_hand(line, 12).params)
 
 
 def test_the_model_can_be_initialised_with_another_sample(line):
-    seen = []
+    shapes = []
 
     def init(rng, x):
-        seen.append(x.shape)
+        shapes.append(x.shape)
         return line.params
 
-    line.loop(init=init, input_sample=np.zeros((1, 3), np.float32))
-    assert seen == [(1, 3)]
+    line.loop(model=init, input_sample=np.zeros((1, 3), np.float32))
+    assert shapes == [(1, 3)]
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "said"),
+    ("data", "error", "message"),
     [
         (["a"], TypeError, "Data must yield pairs .* got a str"),
         ([(np.zeros((2, 3)), "cat")], TypeError, "Entry '1' of the batch must be an array"),
@@ -290,17 +356,17 @@ def test_the_model_can_be_initialised_with_another_sample(line):
         ({"x": 1, "y": 2}, TypeError, "got a str"),
     ],
 )
-def test_bad_data_is_told_at_once(line, data, error, said):
-    with pytest.raises(error, match=said):
+def test_bad_data_is_an_error_before_training(line, data, error, message):
+    with pytest.raises(error, match=message):
         line.loop(data=data)
 
 
-def test_a_loss_that_is_no_number_is_told_before_training(line):
+def test_a_loss_that_is_not_a_number_is_an_error_before_training(line):
     with pytest.raises(TypeError, match=r"The loss must be .* float32 of shape \(8,\)"):
         line.loop(loss=lambda out, y: out - y)
 
 
-def test_a_batch_of_another_shape_is_one_line(line, caplog):
+def test_a_batch_of_another_shape_is_logged_once(line, caplog):
     data = line.data(3) + line.data(3, n_rows=5)
     with caplog.at_level(logging.WARNING, "tekoa"):
         assert [c.step for c in line.loop(data=data, n_steps=6)] == [4, 6]
@@ -308,43 +374,43 @@ def test_a_batch_of_another_shape_is_one_line(line, caplog):
     assert "from 0 float32[8,3], 1 float32[8] to 0 float32[5,3], 1 float32[5]" in record.message
 
 
-# ---- numbers that are not finite
+# ---- NaN and Inf
 
 
-def poisoned(line, at):
+def poison(line, at):
     data = line.data(12)
     data[at] = (data[at][0] * np.nan, data[at][1])
     return data
 
 
-def test_a_bad_number_stops_the_loop_at_the_last_good_step(line):
-    loop = line.loop(data=poisoned(line, 5))
+def test_nan_stops_the_loop_at_the_last_good_step(line):
+    loop = line.loop(data=poison(line, 5))
     with pytest.raises(NonFiniteError, match=r"At step 6 the loss was nan and the gradient of 'b'"):
         list(loop)
     assert loop.step == 5
     assert_trees_equal(loop.state.params, by_hand(line, 5).params)
-    # The record to save is that of five good steps, in the state and in the data.
-    kept = loop.checkpoint()
-    assert (kept.step, kept.data_state) == (5, {"next": 5})
-    assert int(kept.state.health.n_bad) == 0
+    # The checkpoint to save is that of five good steps, in the state and in the data.
+    checkpoint = loop.checkpoint()
+    assert (checkpoint.step, checkpoint.data_state) == (5, {"next": 5})
+    assert int(checkpoint.state.health.n_bad) == 0
 
 
-def test_bad_steps_can_be_skipped_and_are_counted(line):
-    last = list(line.loop(data=poisoned(line, 5), on_nan="skip"))[-1]
+def test_skipped_steps_are_counted(line):
+    last = list(line.loop(data=poison(line, 5), on_nan="skip"))[-1]
     assert last.metrics["train"]["skipped_steps"] == 1
     assert last.step == 12
     assert np.isfinite(last.model_params["w"]).all()
 
 
-def test_bad_numbers_can_be_ignored(line):
-    last = list(line.loop(data=poisoned(line, 5), on_nan="ignore"))[-1]
+def test_nan_can_be_ignored(line):
+    last = list(line.loop(data=poison(line, 5), on_nan="ignore"))[-1]
     assert np.isnan(last.metrics["train"]["loss"])
 
 
 # ---- interruptions
 
 
-def test_a_stage_that_raises_does_not_lose_the_loop(line):
+def test_the_loop_survives_an_error_in_a_stage(line):
     loop = line.loop()
 
     def fail():
@@ -357,7 +423,7 @@ def test_a_stage_that_raises_does_not_lose_the_loop(line):
     assert_trees_equal(loop.state.params, by_hand(line, 12).params)
 
 
-def test_an_error_in_the_data_does_not_lose_the_loop(line):
+def test_the_loop_survives_an_error_in_the_data(line):
     data = iter(line.data(12))
 
     class Failing:
@@ -388,14 +454,14 @@ def run_for_long(loop, timer):
 
 @pytest.fixture
 def interrupts():
-    """Interrupts are heard: a shell's background job is started deaf to them."""
+    """Enables SIGINT, which background jobs of a shell ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_an_interrupt_leaves_a_loop_that_goes_on(line):
+def test_the_loop_survives_interrupts(line):
     loop = line.loop(data=line.data(30_000), n_steps=30_000, n_steps_per_checkpoint=10_000)
     loop.next_step(), loop.next_step()
     interrupts = [0.2, 0.05, 0.01]
@@ -411,7 +477,7 @@ def test_an_interrupt_leaves_a_loop_that_goes_on(line):
     assert np.isfinite(loop.state.params["w"]).all()
 
 
-def test_a_flag_stops_between_checkpoints_and_the_rest_is_exact(line):
+def test_a_run_stopped_between_checkpoints_resumes_exactly(line):
     class Flag:
         n = 0
 
@@ -419,14 +485,14 @@ def test_a_flag_stops_between_checkpoints_and_the_rest_is_exact(line):
             self.n += 1
             return self.n > 9
 
-    whole = list(line.loop(steps_per_dispatch=4))[-1]
+    complete = list(line.loop(steps_per_dispatch=4))[-1]
     stopped = list(line.loop(steps_per_dispatch=4, stop_flag=Flag()))[-1]
     assert stopped.step not in (4, 8, 12)
-    resumed = list(line.loop(init=Reader(line.params, stopped)))[-1]
-    assert_trees_equal(resumed.state, whole.state)
+    resumed = list(line.loop(model=Reader(line.params, stopped)))[-1]
+    assert_trees_equal(resumed.state, complete.state)
 
 
-def test_metrics_of_a_stretch_that_was_interrupted_are_those_of_the_whole(line):
+def test_metrics_of_an_interrupted_segment_cover_all_of_its_steps(line):
     class Flag:
         step = 0
 
@@ -438,20 +504,20 @@ def test_metrics_of_a_stretch_that_was_interrupted_are_those_of_the_whole(line):
         return jnp.mean((out - y) ** 2), {"error": jnp.mean(jnp.abs(out - y))}
 
     options = {"loss": loss, "n_steps_per_checkpoint": 12, "steps_per_dispatch": 1}
-    (whole,) = line.loop(**options)
+    (complete,) = line.loop(**options)
     (stopped,) = line.loop(**options, stop_flag=Flag())
     assert 0 < stopped.step < 12
-    (resumed,) = line.loop(**options, init=Reader(line.params, stopped))
-    assert resumed.metrics["train"]["error"] == whole.metrics["train"]["error"]
+    (resumed,) = line.loop(**options, model=Reader(line.params, stopped))
+    assert resumed.metrics["train"]["error"] == complete.metrics["train"]["error"]
 
 
-def test_stop_ends_the_iteration_and_not_the_loop(line):
+def test_stop_ends_the_iteration_but_not_the_loop(line):
     loop = line.loop()
-    seen = []
+    completed = []
     for checkpoint in loop:
-        seen.append(checkpoint.step)
+        completed.append(checkpoint.step)
         loop.stop()
-    assert seen == [4]
+    assert completed == [4]
     assert loop.next_checkpoint().step == 8
     assert [c.step for c in loop] == [12]
 
@@ -459,35 +525,35 @@ def test_stop_ends_the_iteration_and_not_the_loop(line):
 # ---- models and devices
 
 
-def test_an_nnx_model_comes_back_merged(line):
+def test_the_trained_nnx_model_is_a_module(line):
     module = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
-    loop = line.loop(init=module, model=None, loss=lambda out, y: line.mse(out[:, 0], y))
+    loop = line.loop(model=module, apply=None, loss=lambda out, y: line.mse(out[:, 0], y))
     last = list(loop)[-1]
     assert isinstance(loop.model, nnx.Linear)
     np.testing.assert_array_equal(loop.model.kernel[...], last.model_params["kernel"])
     assert not np.array_equal(loop.model.kernel[...], module.kernel[...])
 
 
-def test_the_model_is_that_of_the_average_where_there_is_one(line):
+def test_the_model_has_the_averaged_parameters_if_there_are_any(line):
     loop = line.loop(ema=0.9)
     last = list(loop)[-1]
     assert_trees_equal(loop.model, last.average)
 
 
 @pytest.mark.parametrize("steps_per_dispatch", [1, 4])
-def test_eight_devices_give_the_same_losses(line, steps_per_dispatch):
-    alone = [c.metrics["train"]["loss"] for c in line.loop(n_steps_per_checkpoint=6)]
+def test_eight_devices_compute_the_same_losses(line, steps_per_dispatch):
+    single = [c.metrics["train"]["loss"] for c in line.loop(n_steps_per_checkpoint=6)]
     loop = line.loop(
         n_steps_per_checkpoint=6, devices=jax.devices(), steps_per_dispatch=steps_per_dispatch
     )
     with count_compilations() as compiled:
         split = [c.metrics["train"]["loss"] for c in loop]
-    assert split == pytest.approx(alone, rel=1e-5)
+    assert split == pytest.approx(single, rel=1e-5)
     assert len(loop.state.params["w"].devices()) == 8
     assert sum("jit(step)" in name or name == "step" for name in compiled.names) <= 2
 
 
-def test_the_present_state_is_a_record_too(line):
+def test_the_current_state_is_a_checkpoint(line):
     loop = line.loop()
     before = loop.checkpoint()
     loop.next_checkpoint()

@@ -9,7 +9,7 @@ def at(step, n_completed_steps=1):
     return types.SimpleNamespace(step=step, n_completed_steps=n_completed_steps)
 
 
-def test_every_steps_is_due_at_multiples_and_when_one_was_passed():
+def test_every_steps_is_due_when_a_multiple_was_reached_or_passed():
     due = [step for step in range(1, 13) if EverySteps(5).is_due(at(step))]
     assert due == [5, 10]
     assert [EverySteps(5).is_due(at(step, 4)) for step in (4, 8, 12, 16)] == [
@@ -20,7 +20,7 @@ def test_every_steps_is_due_at_multiples_and_when_one_was_passed():
     ]
 
 
-def test_at_steps_is_due_once_for_each_even_if_passed():
+def test_at_steps_is_due_once_for_each_step_reached_or_passed():
     trigger = AtSteps([3, 10])
     assert [step for step in range(4, 21, 4) if trigger.is_due(at(step, 4))] == [4, 12]
 
@@ -35,6 +35,6 @@ def test_every_seconds_is_due_by_its_clock():
 
 
 @pytest.mark.parametrize("make", [lambda: EverySteps(0), lambda: EverySeconds(0)])
-def test_distances_must_be_positive(make):
+def test_intervals_must_be_positive(make):
     with pytest.raises(ValueError, match="needs"):
         make()

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from tekoa import store
-from tekoa.bridges import detect
+from tekoa.bridges import any_model
 from tekoa.core import objective, trees
 from tekoa.core import step as steps
 from tekoa.data import DataError
-from tekoa.estimator import cli
-from tekoa.estimator.config import UsageError
-from tekoa.estimator.module import DataFacts
+from tekoa.estimator import DataFacts, UsageError
+from tekoa.estimator.cli import main
 from tekoa.loop.checkpoint import Summary
 from tekoa.loop.evaluate import EvalLoop
 from tekoa.loop.task import EvalTask, TrainTask
@@ -39,7 +38,7 @@ def sigmoid(x):
 
 
 def numpy_logits(params, tokens, start_id=0):
-    """Logits of a whole stream, one token after the other, in double precision."""
+    """Returns the logits of a complete stream, token by token, in double precision."""
     p = {k: np.asarray(v, np.float64) for k, v in trees.flatten_named(params).items()}
     recurrent, memory, logits = np.zeros(H), np.zeros(M), []
     for token in [start_id, *tokens[:-1]]:
@@ -64,8 +63,8 @@ def numpy_scores(params, tokens):
     return np.mean(costs), np.exp(np.mean(costs)), np.mean(ranks)
 
 
-def scattered(params, seed=0):
-    """Parameters of a size at which every part of the arithmetic shows."""
+def randomize(params, seed=0):
+    """Returns parameters large enough for every part of the arithmetic to matter."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), params)
 
@@ -77,8 +76,8 @@ def model():
 
 @pytest.fixture(scope="module")
 def variables(model):
-    found = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
-    return {**found, "params": scattered(found["params"])}
+    variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    return {**variables, "params": randomize(variables["params"])}
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +117,13 @@ def consecutive(source, batch_size, n):
         yield {**batch, "is_first": np.full(batch_size, i % n == 0)}
 
 
-def state_after_training(found, batch):
-    """A state with parameters and a carry that are not those of the start."""
-    fns = detect.as_model_fns(found.model)
-    inputs, _ = found.split(batch)
-    state = steps.init_state(fns, found.make_optimizer(), jax.random.key(0), inputs=inputs)
+def state_after_training(experiment, batch):
+    """Returns a state whose parameters and carry differ from the initial ones."""
+    fns = any_model.as_model_fns(experiment.model)
+    inputs, _ = experiment.split(batch)
+    state = steps.init_state(fns, experiment.make_optimizer(), jax.random.key(0), inputs=inputs)
     carry = jax.tree.map(lambda x: x + 1, state.carry)
-    return state.replace(params=scattered(state.params), carry=carry), fns
+    return state.replace(params=randomize(state.params), carry=carry), fns
 
 
 def checkpoint_of(state):
@@ -138,9 +137,9 @@ def checkpoint_of(state):
     )
 
 
-def test_config_has_the_names_and_defaults_of_the_original():
+def test_config_has_the_names_and_defaults_of_jestimator():
     config = lstm_lm.get_config()
-    del config.opt_config["scales"], config.opt_config["groups"], config["lora"]  # Ours.
+    del config.opt_config["scales"], config.opt_config["groups"], config["lora"]  # Added by Tekoa.
     assert config.to_dict() == {
         "seq_length": 64,
         "vocab_path": None,
@@ -161,7 +160,7 @@ def test_config_has_the_names_and_defaults_of_the_original():
     }
 
 
-def test_parameters_have_the_names_and_shapes_of_the_original(variables):
+def test_parameters_have_the_names_and_shapes_of_jestimator(variables):
     shapes = {k: v.shape for k, v in trees.flatten_named(variables["params"]).items()}
     assert shapes == {
         "bias": (V,),
@@ -175,7 +174,7 @@ def test_parameters_have_the_names_and_shapes_of_the_original(variables):
     }
 
 
-def test_logits_are_those_of_numpy(variables, apply):
+def test_logits_equal_numpy(variables, apply):
     tokens = np.array([3, 1, 4, 1, 5])
     logits, _ = apply(variables, tokens[None])
     expected = numpy_logits(variables["params"], tokens)
@@ -183,7 +182,7 @@ def test_logits_are_those_of_numpy(variables, apply):
 
 
 def write_text(directory):
-    """Writes a text and its vocabulary; gives the tokens."""
+    """Writes a text and its vocabulary; returns the tokens."""
     rng = np.random.default_rng(1)
     lines = [" ".join(rng.choice(["a", "b", "c", "d", "e"], 1 + i % 5)) for i in range(9)]
     (directory / "text.txt").write_text("\n".join(lines) + "\n")
@@ -192,29 +191,30 @@ def write_text(directory):
     return [words.index(word) for line in lines for word in [*line.split(), "</s>"]]
 
 
-def test_evaluation_of_a_whole_stream_is_that_of_numpy(tmp_path):
-    """All of a file at batch size 1, the last piece shorter."""
+def test_evaluation_of_a_complete_stream_equals_numpy(tmp_path):
+    """A file at batch size 1, with a shorter last sequence."""
     tokens = write_text(tmp_path)
     config = small()
     config.vocab_path = str(tmp_path / "vocab.txt")
     pattern = str(tmp_path / "text.txt")
     source = lstm_lm.open_data(config, pattern, train=False)
     assert len(tokens) % config.seq_length != 0
-    found = lstm_lm.experiment(config, facts(source, 2))
-    state, fns = state_after_training(found, next(source.batches(2)))
+    experiment = lstm_lm.experiment(config, facts(source, 2))
+    state, fns = state_after_training(experiment, next(source.batches(2)))
     batches = list(source.batches(1, epochs=1, remainder="keep"))
-    measure = EvalLoop(EvalTask(metrics=found.metrics, data=batches, split=found.split), init=fns)
-    scores = found.finished(measure(checkpoint_of(state)).metrics["eval"])
+    task = EvalTask(metrics=experiment.metrics, data=batches, split=experiment.split)
+    measure = EvalLoop(task, init=fns)
+    scores = experiment.finish_metrics(measure(checkpoint_of(state)).metrics["eval"])
     cost, perplexity, mrr = numpy_scores(state.params, tokens)
     assert scores["cost"] == pytest.approx(cost, rel=1e-5)
     assert scores["perplexity"] == pytest.approx(perplexity, rel=1e-4)
     assert scores["mrr"] == pytest.approx(mrr, rel=1e-5)
-    # The carry that training left has no part in it, and a second evaluation is the same.
-    assert found.finished(measure(checkpoint_of(state)).metrics["eval"]) == scores
+    # The carry of training has no effect, and a second evaluation returns the same.
+    assert experiment.finish_metrics(measure(checkpoint_of(state)).metrics["eval"]) == scores
 
 
 @pytest.mark.slow
-def test_the_command_gives_the_perplexity_of_numpy(tmp_path, capsys):
+def test_the_perplexity_of_the_command_equals_numpy(tmp_path, capsys):
     tokens = write_text(tmp_path)
     flags = [
         f"--model_dir={tmp_path / 'run'}",
@@ -236,14 +236,14 @@ def test_the_command_gives_the_perplexity_of_numpy(tmp_path, capsys):
         "--module_config.opt_config.learning_rate=0.1",
         "--module_config.opt_config.momentum=0.0",
     ]
-    assert cli.main(["train", "lstm_lm", *flags, *training]) == 0
+    assert main.main(["train", "lstm_lm", *flags, *training]) == 0
     capsys.readouterr()
     evaluation = [f"--eval_pattern={tmp_path / 'text.txt'}", "--eval_batch_size=1", "--json"]
-    assert cli.main(["eval", "lstm_lm", *flags, *evaluation]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main.main(["eval", "lstm_lm", *flags, *evaluation]) == 0
+    metrics = json.loads(capsys.readouterr().out)
     cost, perplexity, mrr = numpy_scores(store.load(tmp_path / "run")["model_params"], tokens)
     assert cost < math.log(V)
-    assert found == {
+    assert metrics == {
         "step": 20,
         "cost": pytest.approx(cost, rel=1e-5),
         "perplexity": pytest.approx(perplexity, rel=1e-4),
@@ -253,22 +253,21 @@ def test_the_command_gives_the_perplexity_of_numpy(tmp_path, capsys):
 
 def test_consecutive_batches_are_one_long_sequence(variables, apply):
     tokens = np.random.default_rng(2).integers(0, V, (2, 12))
-    start, on = jnp.array([True, True]), jnp.array([False, False])
-    whole, at_end = apply(with_rows(variables, 2), tokens, start)
-    parts, now = [], with_rows(variables, 2)
-    for i, piece in enumerate(np.split(tokens, 3, axis=1)):
-        logits, changed = apply(now, piece, on if i else start)
-        now = {**now, **changed}
-        parts.append(logits)
-    np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=2e-4, atol=1e-5)
+    expected, expected_variables = apply(with_rows(variables, 2), tokens, jnp.array([True, True]))
+    logits, current = [], with_rows(variables, 2)
+    for i, sequence in enumerate(np.split(tokens, 3, axis=1)):
+        sequence_logits, changed = apply(current, sequence, jnp.array([i == 0, i == 0]))
+        current = {**current, **changed}
+        logits.append(sequence_logits)
+    np.testing.assert_allclose(np.concatenate(logits, 1), expected, rtol=2e-4, atol=1e-5)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5),
-        now["carry"],
-        at_end["carry"],
+        current["carry"],
+        expected_variables["carry"],
     )
 
 
-def test_rows_start_anew_where_the_batch_says_so(variables, apply):
+def test_rows_marked_as_first_ignore_the_carry(variables, apply):
     tokens = np.random.default_rng(3).integers(0, V, (2, 4))
     fresh = with_rows(variables, 2)
     alone, _ = apply(fresh, tokens, jnp.array([True, True]))
@@ -278,7 +277,7 @@ def test_rows_start_anew_where_the_batch_says_so(variables, apply):
     assert not np.allclose(mixed[1], alone[1])
 
 
-def test_without_the_field_only_a_single_evaluated_row_goes_on(variables, apply):
+def test_without_is_first_only_a_single_evaluated_row_continues(variables, apply):
     tokens = np.random.default_rng(4).integers(0, V, (1, 4))
     alone, left = apply(variables, tokens)
     again = {**variables, **left}
@@ -287,23 +286,23 @@ def test_without_the_field_only_a_single_evaluated_row_goes_on(variables, apply)
     np.testing.assert_allclose(rows[1], alone[0], rtol=1e-5, atol=1e-6)
 
 
-def test_one_truth_may_stand_for_all_rows(variables, apply):
+def test_is_first_may_be_one_value_for_all_rows(variables, apply):
     tokens = np.random.default_rng(6).integers(0, V, (2, 4))
     fresh = with_rows(variables, 2)
     _, left = apply(fresh, tokens, jnp.array([True, True]))
-    now = {**fresh, **left}
+    current = {**fresh, **left}
     for value in (True, False):
-        one, _ = apply(now, tokens, np.bool_(value))
-        all_rows, _ = apply(now, tokens, jnp.array([value, value]))
-        np.testing.assert_array_equal(one, all_rows)
+        by_scalar, _ = apply(current, tokens, np.bool_(value))
+        by_row, _ = apply(current, tokens, jnp.array([value, value]))
+        np.testing.assert_array_equal(by_scalar, by_row)
 
 
-def test_memory_mask_is_drawn_once_per_sequence():
+def test_the_memory_mask_is_drawn_once_per_sequence():
     size = 8
     model = lstm_lm.LstmLM(size, 0, size, size, FORGET, 0.0, 0.5)
     tokens = jnp.asarray(np.random.default_rng(5).integers(0, size, (3, 6)))
-    params = scattered(jax.jit(model.init)(jax.random.key(0), tokens)["params"])
-    # The logits are then what was read from the memory.
+    params = randomize(jax.jit(model.init)(jax.random.key(0), tokens)["params"])
+    # With these parameters the logits are the memory readout.
     eye, zeros = jnp.eye(size), jnp.zeros(size)
     params = {**params, "embed": {"embedding": eye}, "bias": zeros}
     params["lstm"]["cell"]["out"] = {"kernel": eye, "bias": zeros}
@@ -316,7 +315,7 @@ def test_memory_mask_is_drawn_once_per_sequence():
     assert (is_dropped[0, 0] != is_dropped[1, 0]).any()
 
 
-def test_dropout_is_for_training_only(variables, apply):
+def test_dropout_is_active_in_training_only(variables, apply):
     tokens = np.array([[3, 1, 4, 1]])
     assert (apply(variables, tokens, rng=0)[0] == apply(variables, tokens, rng=1)[0]).all()
     first, second = (apply(variables, tokens, train=True, rng=i)[0] for i in (0, 1))
@@ -337,23 +336,24 @@ def test_gradients_reach_every_parameter(model, variables):
 
 
 @pytest.mark.parametrize("n_parts", [1, 4])
-def test_loss_is_the_sum_over_the_root_of_the_tokens_in_parts_too(n_parts):
+def test_the_loss_is_the_same_with_accumulation(n_parts):
     config = small()
     config.model_config.update(hidden_dropout_rate=0.0, memory_dropout_rate=0.0)
     source = lstm_lm.open_data(config, "sample://split=valid", train=True)
     data = facts(source, 4)
-    found = lstm_lm.experiment(config, data)
-    fns = detect.as_model_fns(found.model)
+    experiment = lstm_lm.experiment(config, data)
+    fns = any_model.as_model_fns(experiment.model)
     batch = {**data.sample, "is_first": np.ones(4, bool)}
-    params, variables = fns.init(jax.random.key(0), found.split(batch)[0])
-    loss_of = objective.make_objective(fns, found.loss, split=found.split)
+    params, variables = fns.init(jax.random.key(0), experiment.split(batch)[0])
+    loss_of = objective.make_objective(fns, experiment.loss, split=experiment.split)
     value = jax.jit(objective.make_value(loss_of, n_parts))
-    got = value(params, variables, batch, jax.random.key(1))
-    # A fresh model's output layer is zero: all 67 words are equally likely.
-    assert float(got) == pytest.approx(4 * 8 * math.log(67) / math.sqrt(4 * 8), rel=1e-4)
+    loss = value(params, variables, batch, jax.random.key(1))
+    # The output layer of a new model is zero: all 67 words are equally likely. The loss is the
+    # sum over the tokens divided by the square root of their number.
+    assert float(loss) == pytest.approx(4 * 8 * math.log(67) / math.sqrt(4 * 8), rel=1e-4)
 
 
-def test_hand_set_scales_are_those_of_the_original():
+def test_manual_scales_equal_those_of_jestimator():
     eta = amos_helper.params_fn_from_assign_map(lstm_lm.ETA, eval_str_value=True)
     h, m, v = 256, 1024, 10_001
     expected = {
@@ -373,14 +373,15 @@ def test_hand_set_scales_are_those_of_the_original():
 def amos_loop(**opt_config):
     config = small(optimizer="amos", learning_rate=0.05, momentum=0.0, beta=0.98, **opt_config)
     source = lstm_lm.open_data(config, "sample://split=valid", train=True)
-    found = lstm_lm.experiment(config, facts(source, 8))
+    experiment = lstm_lm.experiment(config, facts(source, 8))
     data = consecutive(source, 8, 4)
     task = TrainTask(
-        optimizer=found.make_optimizer(), loss=found.loss, data=data, split=found.split
+        optimizer=experiment.make_optimizer(),
+        loss=experiment.loss,
+        data=data,
+        split=experiment.split,
     )
-    loop = TrainLoop(
-        found.model, task, n_steps_per_checkpoint=20, grads=False, steps_per_dispatch=1
-    )
+    loop = TrainLoop(experiment.model, task, n_steps_per_checkpoint=20, steps_per_dispatch=1)
     return loop, source
 
 
@@ -402,7 +403,7 @@ SLOT_SIZES = {
 
 
 @pytest.mark.slow
-def test_trains_with_hand_set_scales_and_keeps_the_carry():
+def test_training_with_manual_scales_learns_and_keeps_the_carry():
     loop, source = amos_loop()
     assert slot_sizes(loop) == SLOT_SIZES
     shapes = {k: v.shape for k, v in trees.flatten_named(loop.state.carry).items()}
@@ -416,25 +417,25 @@ def test_trains_with_hand_set_scales_and_keeps_the_carry():
 
 
 @pytest.mark.slow
-def test_scales_can_be_found_instead(caplog):
+def test_training_can_use_found_scales(caplog):
     caplog.set_level(logging.INFO, "tekoa")
     loop, _ = amos_loop(scales="found")
-    assert "Scales for Amos, read off the model" in caplog.text
+    assert "Amos scales found for the model" in caplog.text
     assert "NOT PLACED" not in caplog.text
     assert slot_sizes(loop) == {**SLOT_SIZES, "lstm/cell/core/bias": 4}
 
 
-def test_evaluation_refuses_several_rows():
+def test_evaluation_rejects_several_rows():
     config = small()
     source = lstm_lm.open_data(config, "sample://split=valid", train=False)
-    found = lstm_lm.experiment(config, facts(source, 2))
+    experiment = lstm_lm.experiment(config, facts(source, 2))
     batch = next(source.batches(2))
-    for metric in found.metrics.values():
+    for metric in experiment.metrics.values():
         with pytest.raises(DataError, match=r"2 rows: use --eval_batch_size=1"):
             metric(jnp.zeros((2, 8, 67)), batch)
 
 
-def test_unknown_scales_are_told():
+def test_an_unknown_choice_of_scales_is_a_usage_error():
     config = small(optimizer="amos", scales="guess")
     source = lstm_lm.open_data(config, "sample://split=valid", train=True)
     with pytest.raises(UsageError, match="scales must be 'hand' or 'found', got 'guess'"):
@@ -442,15 +443,15 @@ def test_unknown_scales_are_told():
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("setting", "message"),
     [
         ({"hidden_size": 0}, "model_config.hidden_size must be 1 or more, got 0"),
         ({"memory_dropout_rate": 1.0}, r"memory_dropout_rate must be in \[0, 1\), got 1.0"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(setting, words):
+def test_invalid_settings_are_usage_errors(setting, message):
     config = small()
     source = lstm_lm.open_data(config, "sample://split=valid", train=True)
     config.model_config.update(setting)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         lstm_lm.experiment(config, facts(source, 2))

@@ -4,9 +4,9 @@ import pytest
 
 from tekoa import data
 from tekoa.core import trees
-from tekoa.estimator.config import UsageError
-from tekoa.estimator.module import DataFacts
+from tekoa.estimator import DataFacts, UsageError
 from tekoa.models import mnist
+from tekoa.optim import amos_helper
 
 
 def facts(pattern, batch_size=32):
@@ -19,13 +19,13 @@ def facts(pattern, batch_size=32):
     )
 
 
-def test_hand_set_scales_are_those_of_the_original():
+def test_manual_scales_equal_those_of_jestimator():
     experiment = mnist.experiment(mnist.get_config(), facts("digits://split=train"))
     images = np.zeros((1, 28, 28, 1), np.uint8)
     params = experiment.model.init(jax.random.key(0), images)["params"]
-    eta = mnist.amos_helper.params_fn_from_assign_map(mnist.ETA, eval_str_value=True)
-    slots = mnist.amos_helper.params_fn_from_assign_map(mnist.SLOTS, eval_str_value=True)
-    found = {
+    eta = amos_helper.params_fn_from_assign_map(mnist.ETA, eval_str_value=True)
+    slots = amos_helper.params_fn_from_assign_map(mnist.SLOTS, eval_str_value=True)
+    scales = {
         "/".join(name): (eta(name, leaf.shape), slots(name, leaf.shape))
         for name, leaf in zip(trees.leaf_names(params), jax.tree.leaves(params), strict=True)
     }
@@ -36,20 +36,20 @@ def test_hand_set_scales_are_those_of_the_original():
         "Dense_1/kernel": ((1 / 256) ** 0.5, (1, 10)),
         **{f"{name}/bias": (0.5, ()) for name in ["Conv_0", "Conv_1", "Dense_0", "Dense_1"]},
     }
-    assert found.keys() == expected.keys()
+    assert scales.keys() == expected.keys()
     for name, (scale, shape) in expected.items():
-        assert found[name][0] == pytest.approx(scale)
-        assert found[name][1] == shape
+        assert scales[name][0] == pytest.approx(scale)
+        assert scales[name][1] == shape
 
 
-def test_pixels_are_scaled_by_what_the_data_says():
+def test_pixels_are_scaled_by_the_range_of_the_data():
     images = next(data.load("digits://split=test").batches(4))["image"]
     params = mnist.CNN(10, (0.0, 16.0)).init(jax.random.key(0), images)
     same = mnist.CNN(10, (0.0, 255.0)).apply(params, images * (255.0 / 16.0))
     np.testing.assert_allclose(mnist.CNN(10, (0.0, 16.0)).apply(params, images), same, rtol=1e-5)
 
 
-def test_data_without_images_is_a_clear_error(tmp_path):
+def test_data_without_images_is_a_usage_error(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
     with pytest.raises(UsageError, match="no images with labels"):

@@ -6,7 +6,7 @@ from tekoa.models import sample_text
 
 
 def grammar_nats(lines):
-    """The log-probability of lines, read off the words: written apart from the generator."""
+    """Returns the negative log probability of lines, computed independently of the generator."""
     men = {"adam", "boaz", "caleb", "david", "enoch", "felix", "gideon", "hiram"}
     nats, pronoun = 0.0, None
     for line in lines:
@@ -36,7 +36,7 @@ def grammar_nats(lines):
 
 
 @pytest.mark.parametrize("split", sample_text.SPLITS)
-def test_best_perplexity_is_that_of_the_grammar(split):
+def test_best_perplexity_equals_that_of_the_grammar(split):
     lines = sample_text.text(split).splitlines()
     n_tokens = sum(len(line.split()) for line in lines) + len(lines)
     expected = math.exp(grammar_nats(lines) / n_tokens)

@@ -7,17 +7,16 @@ from tekoa.data import DataError, as_source
 from tekoa.models import sample_text, text
 
 
-def test_every_token_of_a_split_is_given_once():
+def test_every_token_of_a_split_occurs_once():
     source = text.open_text("sample://split=valid", None, 50)
-    pieces = list(source)
-    ids = np.concatenate([piece["tokens"][piece["token_mask"]] for piece in pieces])
+    ids = np.concatenate([example["tokens"][example["token_mask"]] for example in source])
     words = np.array(sample_text.vocabulary())[ids]
     expected = sample_text.text("valid").replace("\n", " </s> ").split()
     assert list(words) == expected
     assert source.info.facts == {"start_id": 0, "end_id": 1, "n_tokens": len(expected)}
 
 
-def test_training_pieces_are_full_and_cut_elsewhere_in_each_epoch():
+def test_training_sequences_are_full_and_start_elsewhere_in_each_epoch():
     source = text.open_text("sample://split=valid", None, 50, train=True)
     n = len(source)
     batches = source.batches(n, epochs=2)
@@ -37,16 +36,16 @@ def test_files_are_words_with_a_vocabulary_and_bytes_without(tmp_path):
     assert text.tokens_of(as_bytes.info) == (256, 0)
 
 
-def test_mistakes_are_told():
+def test_mistakes_raise_data_errors():
     with pytest.raises(DataError, match=r"sample://split=dev.*train.*valid.*test"):
         text.open_text("sample://split=dev", None, 8)
-    with pytest.raises(DataError, match=r"own vocabulary, not 'vocab.txt'"):
+    with pytest.raises(DataError, match=r"own vocabulary, but vocab_path is 'vocab.txt'"):
         text.open_text("sample://split=valid", "vocab.txt", 8)
-    with pytest.raises(DataError, match=r"no stream of tokens.*vocab_path"):
+    with pytest.raises(DataError, match=r"not a stream of tokens.*vocab_path"):
         text.tokens_of(as_source({"x": np.zeros((2, 3))}).info)
 
 
-def test_scores_of_tokens_are_those_of_numpy():
+def test_token_scores_equal_numpy():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(2, 3, 5)).astype(np.float32)
     batch = {
@@ -71,10 +70,10 @@ def test_without_a_mask_all_tokens_count():
     assert float(mean.compute()) == pytest.approx(math.log(4))
 
 
-def test_ties_stand_before_the_true_token():
+def test_ties_are_ranked_before_the_true_token():
     batch = {"tokens": np.zeros((1, 1), np.int32)}
     assert float(text.reciprocal_ranks(np.zeros((1, 1, 4), np.float32), batch).total) == 0.25
 
 
-def test_perplexity_of_a_lost_model_is_infinite():
+def test_perplexity_overflows_to_infinity():
     assert text.with_perplexity({"cost": 1e4}) == {"cost": 1e4, "perplexity": math.inf}

@@ -9,8 +9,7 @@ import pytest
 
 import tekoa
 from tekoa.core import trees
-from tekoa.estimator.config import UsageError
-from tekoa.estimator.module import DataFacts
+from tekoa.estimator import DataFacts, UsageError
 from tekoa.loop.task import TrainTask
 from tekoa.loop.train import TrainLoop
 from tekoa.models import transformer_lm
@@ -44,14 +43,14 @@ def apply():
 
 
 def numpy_logits(params, tokens):
-    """The decoder in numpy for one row, position by position."""
+    """Runs the decoder in numpy on one row, position by position."""
     p = {k: np.asarray(v, np.float64) for k, v in trees.flatten_named(params).items()}
 
     def norm(x, name):
         return x / np.sqrt((x * x).mean() + 1e-6) * p[name]
 
-    def turned(x, position):
-        """Each pair (x[i], x[i + half]) as a complex number, turned."""
+    def rotate(x, position):
+        """Rotates each pair (x[i], x[i + half]) as a complex number."""
         half = len(x) // 2
         angles = position * 10_000.0 ** (-np.arange(half) / half)
         z = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
@@ -63,8 +62,8 @@ def numpy_logits(params, tokens):
         normed = [norm(x, at + "norm/scale") for x in stream]
         for now in reversed(range(len(stream))):
             for head in range(HEADS):
-                q = turned(normed[now] @ p[at + "query"][:, head], now)
-                keys = [turned(normed[j] @ p[at + "key"][:, head], j) for j in range(now + 1)]
+                q = rotate(normed[now] @ p[at + "query"][:, head], now)
+                keys = [rotate(normed[j] @ p[at + "key"][:, head], j) for j in range(now + 1)]
                 values = [normed[j] @ p[at + "value"][:, head] for j in range(now + 1)]
                 weights = np.exp([q @ k / math.sqrt(D / HEADS) for k in keys])
                 mixed = (weights / weights.sum()) @ np.array(values)
@@ -77,7 +76,7 @@ def numpy_logits(params, tokens):
     return np.array([p["params/embedding"] @ norm(x, "params/norm/scale") for x in stream])
 
 
-def test_logits_are_those_of_numpy(params, apply, tokens):
+def test_logits_equal_numpy(params, apply, tokens):
     scattered = jax.tree.map(
         lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params
     )
@@ -86,7 +85,7 @@ def test_logits_are_those_of_numpy(params, apply, tokens):
 
 
 @pytest.mark.parametrize("at", [0, 4, 8])
-def test_a_token_changes_nothing_before_it(params, apply, tokens, at):
+def test_a_token_affects_no_earlier_position(params, apply, tokens, at):
     changed = tokens.copy()
     changed[:, at] = (changed[:, at] + 1) % V
     before, after = apply(params, tokens), apply(params, changed)
@@ -94,11 +93,11 @@ def test_a_token_changes_nothing_before_it(params, apply, tokens, at):
     assert (before[:, at] != after[:, at]).any()
 
 
-def test_rotated_products_depend_on_the_distance_alone():
+def test_rotated_products_depend_only_on_the_distance():
     q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
 
     def product(i, j):
-        at = lambda x, position: transformer_lm.rotated(x, jnp.array([position])).ravel()
+        at = lambda x, position: transformer_lm.rotate(x, jnp.array([position])).ravel()
         return float(at(q, i) @ at(k, j))
 
     assert product(5, 2) == pytest.approx(product(3, 0), abs=1e-5)
@@ -119,9 +118,9 @@ def test_every_parameter_has_logical_axes(boxed):
         "embedding": "vocab/embed",
         "norm/scale": "embed",
         **{
-            f"{half}_{i}/{name}": axes
+            f"{layer}_{i}/{name}": axes
             for i in range(2)
-            for half, name, axes in [
+            for layer, name, axes in [
                 ("attention", "norm/scale", "embed"),
                 ("attention", "query", "embed/heads/kv"),
                 ("attention", "key", "embed/heads/kv"),
@@ -154,12 +153,12 @@ def test_logits_are_the_same_on_a_mesh(boxed, params, apply, tokens):
     shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules)
     placed = jax.device_put(params, shardings)
 
-    def laid_out(params, rows):
+    def apply_with_layout(params, rows):
         with layout.active():
             return make_model().apply(params, rows)
 
-    assert "sharding_constraint" in str(jax.make_jaxpr(laid_out)(placed, rows))
-    logits = jax.jit(laid_out)(placed, rows)
+    assert "sharding_constraint" in str(jax.make_jaxpr(apply_with_layout)(placed, rows))
+    logits = jax.jit(apply_with_layout)(placed, rows)
     kernel = placed["params"]["mlp_0"]["in"]
     assert kernel.addressable_shards[0].data.shape == (D, MLP // 2)
     np.testing.assert_allclose(logits, apply(params, rows), rtol=1e-4, atol=1e-5)
@@ -185,34 +184,35 @@ def open_sample(config, batch_size=8):
     )
 
 
-def test_inputs_are_the_tokens_one_place_on():
+def test_inputs_are_shifted_by_one_token():
     batch = {"tokens": np.array([[5, 6, 7], [8, 9, 1]])}
-    inputs = transformer_lm.shifted(batch, start_id=3)
+    inputs = transformer_lm.shift_tokens(batch, start_id=3)
     assert inputs.tolist() == [[3, 5, 6], [3, 8, 9]]
 
 
 @pytest.mark.slow
-def test_learns_with_scales_read_off_the_model(caplog):
+def test_training_with_found_scales_learns(caplog):
     caplog.set_level(logging.INFO, "tekoa")
     config = small()
     config.opt_config.update(optimizer="amos", beta=0.98, momentum=0.0)
     source, facts = open_sample(config)
-    found = transformer_lm.experiment(config, facts)
+    experiment = transformer_lm.experiment(config, facts)
     data = source.batches(8, shuffle=True)
     task = TrainTask(
-        optimizer=found.make_optimizer(), loss=found.loss, data=data, split=found.split
+        optimizer=experiment.make_optimizer(),
+        loss=experiment.loss,
+        data=data,
+        split=experiment.split,
     )
-    loop = TrainLoop(
-        found.model, task, n_steps_per_checkpoint=25, grads=False, steps_per_dispatch=1
-    )
-    assert "Scales for Amos, read off the model" in caplog.text
+    loop = TrainLoop(experiment.model, task, n_steps_per_checkpoint=25, steps_per_dispatch=1)
+    assert "Amos scales found for the model" in caplog.text
     assert "NOT PLACED" not in caplog.text
     costs = [loop.next_checkpoint().metrics["train"]["cost"] for _ in range(2)]
     assert costs[1] < 0.8 * costs[0] < math.log(67)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"n_heads": 3}, "width must be a multiple of 2 . n_heads = 6, got 16"),
         ({"n_layers": 0}, "n_layers must be 1 or more, got 0"),
@@ -221,9 +221,9 @@ def test_learns_with_scales_read_off_the_model(caplog):
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(changes, words):
+def test_invalid_settings_are_usage_errors(changes, message):
     config = small()
     _, facts = open_sample(config)
     config.update(changes)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         transformer_lm.experiment(config, facts)

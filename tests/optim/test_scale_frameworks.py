@@ -1,4 +1,4 @@
-"""One model, four libraries, one table; and the models that the issue names."""
+"""The same table for a model in four libraries; tables of common architectures."""
 
 import math
 
@@ -10,7 +10,8 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from tekoa.optim import scale
+from tekoa.optim.scales import auto
+from tekoa.optim.scales.auto import scales_of_function
 
 pytestmark = pytest.mark.slow
 
@@ -67,13 +68,13 @@ def linen_table():
 
 def nnx_table():
     graph, params = nnx.split(nnx.eval_shape(lambda: NnxNet(nnx.Rngs(1))), nnx.Param)
-    return scale.scales(lambda p, x: nnx.merge(graph, p)(x), params, images())
+    return scales_of_function(lambda p, x: nnx.merge(graph, p)(x), params, images())
 
 
 def equinox_table():
     model = eqx.filter_eval_shape(EquinoxNet, jax.random.key(2))
     params, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-    return scale.scales(lambda p, x: jax.vmap(eqx.combine(p, static))(x), params, images())
+    return scales_of_function(lambda p, x: jax.vmap(eqx.combine(p, static))(x), params, images())
 
 
 def function_table():
@@ -89,7 +90,7 @@ def function_table():
         return x @ p["head"]["kernel"] + p["head"]["bias"]
 
     params = jax.eval_shape(LinenNet().init, jax.random.key(3), images())["params"]
-    return scale.scales(model, params, images())
+    return scales_of_function(model, params, images())
 
 
 def sorted_rows(table):
@@ -112,9 +113,9 @@ def test_every_library_gives_the_table_of_linen(table):
         assert math.prod(other[name].slot_shape) == math.prod(row.slot_shape)
 
 
-def test_names_are_those_that_the_optimizer_asks_for():
+def test_names_match_those_of_the_optimizer():
     graph, shapes = nnx.split(nnx.eval_shape(lambda: NnxNet(nnx.Rngs(1))), nnx.Param)
-    tx = scale.amos_for(lambda p, x: nnx.merge(graph, p)(x), shapes, images(), n_batches=10)
+    tx = auto.amos_for(lambda p, x: nnx.merge(graph, p)(x), shapes, images(), n_batches=10)
     params = jax.tree.map(lambda s: jnp.zeros(s.shape), shapes)
     assert jax.tree.leaves(tx.init(params).v["dense"]["kernel"])[0].shape == (1, 10)
 
@@ -147,10 +148,10 @@ class Transformer(nn.Module):
 
 def linen_scales(model, *batch):
     params = jax.eval_shape(model.init, jax.random.key(0), *batch)["params"]
-    return scale.scales(lambda p, *b: model.apply({"params": p}, *b), params, *batch)
+    return scales_of_function(lambda p, *b: model.apply({"params": p}, *b), params, *batch)
 
 
-def test_transformer_is_placed_throughout():
+def test_all_parameters_of_a_transformer_are_placed():
     table = linen_scales(Transformer(), tokens())
     assert not table.unplaced
     attention = "layer_1/attention"
@@ -169,7 +170,7 @@ def test_transformer_is_placed_throughout():
     assert math.prod(table["position"].slot_shape) == 12
 
 
-def test_tied_embedding_takes_the_smaller_scale_and_says_so():
+def test_tied_embedding_gets_the_smaller_scale_and_reports_it():
     row = linen_scales(Transformer(), tokens())["embed/embedding"]
     assert row.eta == pytest.approx(32**-0.5, rel=0.02)
     assert row.slot_shape == (50, 1)
@@ -200,12 +201,12 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.OptimizedLSTMCell, nn.GRUCell, nn.SimpleCell])
-def test_recurrent_language_model_is_placed_throughout(cell):
+def test_all_parameters_of_a_recurrent_model_are_placed(cell):
     table = linen_scales(Recurrent(cell), tokens())
     assert not table.unplaced
     kernels = [row for row in table if row.name[-1] == "kernel"]
     assert {row.slot_shape for row in kernels} == {(1, 16)}
-    # A state is below 1, so its kernel is above 1/sqrt(16); nothing is out of all proportion.
+    # States are below 1, so their kernels are above 1/sqrt(16).
     assert all(0.2 < row.eta < 8 for row in kernels)
     assert {row.slot_shape for row in table if row.name[-1] == "bias"} == {()}
 
@@ -224,12 +225,12 @@ def test_norms_and_convolutions_of_all_kinds(shapes_only):
     params = jax.eval_shape(model.init, jax.random.key(0), x)["params"]
     rest = {"batch_stats": {"BatchNorm_0": {"mean": np.zeros(8, "f"), "var": np.ones(8, "f")}}}
     batch = jax.ShapeDtypeStruct(x.shape, x.dtype) if shapes_only else x
-    table = scale.scales(lambda p, x: model.apply({"params": p, **rest}, x), params, batch)
+    table = scales_of_function(lambda p, x: model.apply({"params": p, **rest}, x), params, batch)
     assert not table.unplaced
     assert table["BatchNorm_0/scale"].eta == table["GroupNorm_0/scale"].eta == 1
     assert table["depthwise/kernel"].slot_shape == (1, 1, 1, 8)
     assert table["depthwise/kernel"].eta == pytest.approx(1 / 3, rel=0.05)  # Nine unit terms.
-    # Of 9 x 8 terms a stride of 2 x 2 leaves a quarter; rectified they are 1/2 each.
+    # A stride of 2 x 2 leaves a quarter of 9 x 8 terms, each with mean square 1/2 after ReLU.
     assert table["up/kernel"].eta == pytest.approx((18 * 0.5) ** -0.5, rel=0.05)
     assert table["einsum/kernel"].eta == pytest.approx(0.5, rel=0.02)  # Four unit terms.
 
@@ -261,9 +262,9 @@ def lstm(p, ids):
     return outs.swapaxes(0, 1) @ p["embedding"].T + p["bias"]
 
 
-def test_lstm_of_the_original_gets_the_scales_its_authors_set_by_hand():
+def test_lstm_published_with_amos_gets_its_manual_scales():
     h, m = 64, 256
-    by_hand = {
+    manual = {
         "bias": ((50,), 0.5),
         "core": ((2 * h, 4, m), (2 * h) ** -0.25),
         "embedding": ((50, h), h**-0.25),
@@ -271,15 +272,15 @@ def test_lstm_of_the_original_gets_the_scales_its_authors_set_by_hand():
         "out_bias": ((h,), 0.5 * h**-0.25),
         "shift": ((2 * h,), 0.5 * h**-0.25),
     }
-    shapes = {name: shape for name, (shape, _) in by_hand.items()}
+    shapes = {name: shape for name, (shape, _) in manual.items()}
     shapes |= {"core_bias": (4, m), "cell_shift": (m,)}
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     ids = np.random.default_rng(0).integers(0, 50, (8, 64))
-    table = scale.scales(lstm, params, ids)
+    table = scales_of_function(lstm, params, ids)
     assert not table.unplaced
-    for name, (_, eta) in by_hand.items():
+    for name, (_, eta) in manual.items():
         assert table[name].eta == pytest.approx(eta, rel=0.15), table[name]
     assert table["embedding"].slot_shape == (50, 1)
     assert table["core"].slot_shape == (1, 4, m)
-    # By hand it was 0.5: the memory grows over more steps than one sequence has.
+    # Its manual scale is 0.5, as the memory grows over more steps than one sequence has.
     assert 0.05 < table["cell_shift"].eta <= 0.5

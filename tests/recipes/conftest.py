@@ -1,4 +1,4 @@
-"""A tiny network in Linen and in NNX, a problem for it, and the switches of the recipes."""
+"""A tiny network in Linen and in NNX, and a problem for it."""
 
 import types
 
@@ -40,7 +40,7 @@ def make_data(n=12, n_rows=16):
 def make_loop(model, tx, *, n_steps=6, data=None, **options):
     task = tekoa.TrainTask(optimizer=tx, loss=mse, data=data or make_data())
     options.setdefault("n_steps_per_checkpoint", 3)
-    return tekoa.TrainLoop(model, task, n_steps=n_steps, rnkey=jax.random.key(1), **options)
+    return tekoa.TrainLoop(model, task, n_steps=n_steps, rng=jax.random.key(1), **options)
 
 
 @pytest.fixture
@@ -52,5 +52,5 @@ def toy():
 
 @pytest.fixture(params=["linen", "nnx"])
 def model(request, toy):
-    """The model of either library, new."""
+    """A new model of each library."""
     return toy.models[request.param]()

@@ -10,7 +10,7 @@ from tekoa.testing import assert_trees_equal
 
 
 def linear_loop(**options):
-    """A slope that falls by 1 in every step: 4, 3, 2, 1."""
+    """A loop whose weight decreases by 1 in every step: 4, 3, 2, 1."""
     data = [(np.ones((4, 1), np.float32), np.zeros(4, np.float32))] * 4
     model = tekoa.as_model_fns({"w": jnp.full(1, 4.0)}, lambda params, x: x @ params["w"])
     task = tekoa.TrainTask(
@@ -20,14 +20,14 @@ def linear_loop(**options):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_average_is_that_computed_by_hand(accumulate):
+def test_the_average_equals_that_computed_by_hand(accumulate):
     """Weights 4 | 3, 2, 1 at decay 0.5: 4 -> 3.5 -> 2.75 -> 1.875."""
     loop = linear_loop(ema=0.5, accumulate=accumulate)
-    seen = [(float(c.model_params["w"][0]), float(c.average["w"][0])) for c in loop]
-    assert seen == [(3.0, 3.5), (2.0, 2.75), (1.0, 1.875)]
+    weights = [(float(c.model_params["w"][0]), float(c.average["w"][0])) for c in loop]
+    assert weights == [(3.0, 3.5), (2.0, 2.75), (1.0, 1.875)]
 
 
-def test_average_has_the_closed_form(model, toy):
+def test_the_average_equals_its_closed_form(model, toy):
     loop = toy.loop(model, optax.adam(0.05), n_steps=6, n_steps_per_checkpoint=1, ema=0.9)
     path = [loop.state.params, *(checkpoint.model_params for checkpoint in loop)]
     weights = [0.9**6, *(0.1 * 0.9 ** (6 - i) for i in range(1, 7))]
@@ -43,19 +43,19 @@ def test_evaluation_and_best_checkpoint_use_the_average(tmp_path):
     loop = linear_loop(ema=0.5)
     data = [(np.ones((4, 1), np.float32), np.zeros(4, np.float32))]
     task = tekoa.EvalTask(metrics={"loss": lambda out, y: jnp.mean(out - y)}, data=data)
-    evaluation = tekoa.EvalLoop(task, init=loop.model_fns)
+    evaluation = tekoa.EvalLoop(task, model=loop.model_fns)
     best = tekoa.LowestCheckpointFileWriter(tmp_path, metric="loss")
     process = tekoa.serial(evaluation, best)
-    seen = [process(checkpoint).metrics["eval"]["loss"] for checkpoint in loop]
+    losses = [process(checkpoint).metrics["eval"]["loss"] for checkpoint in loop]
     best.close()
-    assert seen == [3.5, 2.75, 1.875]
+    assert losses == [3.5, 2.75, 1.875]
     (path,) = tmp_path.glob("*/checkpoint_3*")
     stored = tekoa.load_checkpoint(path)
     assert stored["average"]["w"].tolist() == [1.875]
 
 
-def test_average_is_exported_as_plain_parameters(tmp_path, model, toy):
-    """What is stored alone starts a model without any average."""
+def test_the_average_is_exported_as_plain_parameters(tmp_path, model, toy):
+    """A model without an average can use the exported parameters."""
     loop = toy.loop(model, optax.adam(0.05), ema=0.5)
     list(loop)
     with tekoa.store.Store(tmp_path) as store:
@@ -64,15 +64,15 @@ def test_average_is_exported_as_plain_parameters(tmp_path, model, toy):
     assert_trees_equal(exported, jax.device_get(loop.state.average))
     x, _ = toy.data(1)[0]
     rng = jax.random.key(0)
-    seen, _ = loop.model_fns.apply(exported, {}, (x,), rng=rng, train=False)
-    average, _ = loop.model_fns.apply(loop.state.average, {}, (x,), rng=rng, train=False)
-    np.testing.assert_array_equal(seen, average)
+    outputs, _ = loop.model_fns.apply(exported, {}, (x,), rng=rng, train=False)
+    expected, _ = loop.model_fns.apply(loop.state.average, {}, (x,), rng=rng, train=False)
+    np.testing.assert_array_equal(outputs, expected)
 
 
 @pytest.mark.slow
-def test_recipe_shows_a_smoother_average(capsys):
+def test_the_average_in_the_recipe_is_smoother(capsys):
     curves = ema.run(n_steps=400)
     for library in ("Linen", "NNX"):
         weights, average = (curves.lines[f"{library}, {kind}"] for kind in ("weights", "average"))
         assert np.std(np.diff(average[10:])) < np.std(np.diff(weights[10:])) / 2
-    assert "exports hidden, out" in capsys.readouterr().out
+    assert "layers to export: hidden, out" in capsys.readouterr().out

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def rosenbrock_loop(tx, **options):
-    """The function is the model: it gives its value as the loss."""
+    """A loop whose model is the Rosenbrock function; its output is the loss."""
 
     def value(params, x):
         a, b = params["ab"][0], params["ab"][1]
@@ -20,10 +20,10 @@ def rosenbrock_loop(tx, **options):
     model = tekoa.as_model_fns({"ab": jnp.array([-1.2, 1.0])}, value)
     data = [(np.zeros((4, 1), np.float32), ())] * 200
     task = tekoa.TrainTask(optimizer=tx, data=data)
-    return tekoa.TrainLoop(model, task, grads=False, n_steps_per_checkpoint=1, **options)
+    return tekoa.TrainLoop(model, task, n_steps_per_checkpoint=1, **options)
 
 
-def test_rosenbrock_is_solved_to_its_end():
+def test_rosenbrock_is_solved():
     loop = rosenbrock_loop(optax.lbfgs(), n_steps=80)
     assert min(float(checkpoint.loss) for checkpoint in loop) < 1e-10
     np.testing.assert_allclose(loop.state.params["ab"], 1.0, atol=1e-4)
@@ -38,22 +38,22 @@ def test_rosenbrock_is_solved_to_its_end():
     ],
     ids=["backtracking", "polyak", "plateau"],
 )
-def test_other_searches_are_given_what_they_ask_for(tx):
+def test_other_line_searches_get_their_arguments(tx):
     losses = [float(checkpoint.loss) for checkpoint in rosenbrock_loop(tx, n_steps=3)]
     assert losses[0] == pytest.approx(24.2)
     assert losses[-1] < losses[0]
 
 
-def test_the_step_is_compiled_once(model, toy):
-    loop = toy.loop(model, optax.lbfgs(), n_steps=9, grads=False)
-    loop.next_checkpoint(), loop.next_checkpoint()  # The second goes on from a copy.
+def test_the_step_compiles_once(model, toy):
+    loop = toy.loop(model, optax.lbfgs(), n_steps=9)
+    loop.next_checkpoint(), loop.next_checkpoint()  # The second starts from a copy.
     with tekoa.testing.count_compilations() as compiled:
         loop.next_checkpoint()
     assert compiled.total == 0, compiled.names
 
 
-def test_the_search_sees_one_dropout_in_a_step():
-    """Value and gradient are of the same numbers drawn: else the search could not agree."""
+def test_the_line_search_uses_one_dropout_mask_per_step():
+    """Loss and gradient use the same random numbers; otherwise the search would fail."""
 
     def noisy(params, rng, x):
         return jnp.sum((params["w"] - jax.random.normal(rng, (3,))) ** 2) + 0 * jnp.sum(x)
@@ -65,14 +65,14 @@ def test_the_search_sees_one_dropout_in_a_step():
     rng = loop.state.rng
     checkpoint = loop.next_step()
     drawn = jax.random.normal(jax.random.fold_in(rng, 0), (3,))
-    # Of a plain quadratic, the first search goes straight towards the minimum: the draw itself.
-    share = checkpoint.model_params["w"] / drawn
-    np.testing.assert_allclose(share, share[0], rtol=1e-5)
-    assert 0.1 < float(share[0]) < 1.9
+    # On a quadratic, the first search moves straight towards the minimum, which is the draw.
+    ratio = checkpoint.model_params["w"] / drawn
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-5)
+    assert 0.1 < float(ratio[0]) < 1.9
 
 
 @pytest.mark.slow
-def test_recipe_leaves_adam_behind():
+def test_lbfgs_is_better_than_adam_in_the_recipe():
     lines = lbfgs.run(n_steps=30).lines
     for library in ("Linen", "NNX"):
         assert lines[f"{library}, LBFGS"][-1] < lines[f"{library}, Adam"][-1] / 3

@@ -9,10 +9,10 @@ from tekoa.recipes import mixed_precision
 
 
 def test_parameters_slots_and_averages_stay_float32(model, toy):
-    loop = toy.loop(model, optax.adam(0.05), precision="bf16", ema=0.9, accumulate=2)
+    loop = toy.loop(model, optax.adam(0.05), precision="bf16", ema=0.9, accumulate=2, grads=True)
     checkpoint = loop.next_checkpoint()
-    kept = checkpoint.model_params, checkpoint.average, checkpoint.optimizer_state
-    dtypes = {leaf.dtype.name for leaf in jax.tree.leaves((kept, checkpoint.grads))}
+    state = checkpoint.model_params, checkpoint.average, checkpoint.optimizer_state
+    dtypes = {leaf.dtype.name for leaf in jax.tree.leaves((state, checkpoint.grads))}
     assert dtypes == {"float32", "int32"}
 
 
@@ -22,17 +22,17 @@ def test_the_model_runs_in_bfloat16_and_nothing_in_float64(toy):
     x, y = toy.data(1)[0]
     state = tekoa.init_state(fns, tx, jax.random.key(0), inputs=(x,))
     step = tekoa.make_train_step(fns, toy.loss, tx, precision="bf16")
-    found = list(equations(jax.make_jaxpr(step)(state, (x, y))))
-    made = [eqn.outvars[0].aval for eqn in found if "dot_general" in str(eqn.primitive)]
-    # Those that make matrices are the model's; norms are products too.
-    products = [aval.dtype.name for aval in made if aval.ndim == 2]
-    # Two layers: forwards, and backwards to three of four factors.
-    assert products == ["bfloat16"] * 5
-    assert not any(var.aval.dtype == "float64" for eqn in found for var in eqn.outvars)
+    eqns = list(equations(jax.make_jaxpr(step)(state, (x, y))))
+    products = [eqn.outvars[0].aval for eqn in eqns if "dot_general" in str(eqn.primitive)]
+    # Products that are matrices belong to the model; norms are scalar products.
+    dtypes = [aval.dtype.name for aval in products if aval.ndim == 2]
+    # Two layers: two products forwards, three backwards.
+    assert dtypes == ["bfloat16"] * 5
+    assert not any(var.aval.dtype == "float64" for eqn in eqns for var in eqn.outvars)
 
 
 def equations(jaxpr):
-    """All equations, those inside of others too."""
+    """Yields all equations, including nested ones."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns")):
@@ -41,7 +41,7 @@ def equations(jaxpr):
 
 
 @pytest.mark.slow
-def test_loss_of_the_cnn_after_an_epoch_of_digits_is_that_of_float32():
+def test_the_cnn_reaches_the_loss_of_float32_after_an_epoch():
     source = tekoa.data.load("digits://split=train")
     losses = {}
     for precision in ("float32", "bf16"):
@@ -62,14 +62,14 @@ def test_loss_of_the_cnn_after_an_epoch_of_digits_is_that_of_float32():
                 data=[next(source.batches(len(source), epochs=1))],
                 split=task.split,
             ),
-            init=loop.model_fns,
+            model=loop.model_fns,
         )
         losses[precision] = evaluation(last).metrics["eval"]["loss"]
     np.testing.assert_allclose(losses["bf16"], losses["float32"], rtol=0.01)
 
 
 @pytest.mark.slow
-def test_recipe_gives_the_loss_of_float32():
+def test_the_recipe_reaches_the_loss_of_float32():
     lines = mixed_precision.run(n_steps=100).lines
     for library in ("Linen", "NNX"):
         np.testing.assert_allclose(

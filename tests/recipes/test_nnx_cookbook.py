@@ -1,4 +1,4 @@
-"""Hand-written NNX loops, as Flax's own cookbook has them, with optimizers of this package."""
+"""Custom NNX loops, as in the cookbook of Flax, with optimizers of this package."""
 
 import functools
 
@@ -12,7 +12,7 @@ from jax.sharding import AxisType, reshard
 from jax.sharding import PartitionSpec as P
 
 import tekoa
-from tekoa.optim import classic, triples
+from tekoa.optim.triples import classic, convert
 from tekoa.testing import assert_trees_equal
 
 OPTIMIZERS = {
@@ -20,9 +20,9 @@ OPTIMIZERS = {
     "amos_reduced": lambda rate: tekoa.amos(
         rate, lambda name, shape: 0.5, lambda name, shape: (1,) * len(shape)
     ),
-    "triple": lambda rate: triples.from_triple(classic.adam(rate)),
+    "triple": lambda rate: convert.from_triple(classic.adam(rate)),
     "rated": lambda rate: tekoa.rated(optax.adam, rate),
-    "groups": lambda rate: tekoa.groups({"kernel$": rate, ".*": 2 * rate}, make=optax.adam),
+    "groups": lambda rate: tekoa.param_groups({"kernel$": rate, ".*": 2 * rate}, make=optax.adam),
 }
 QUICK = ("amos",)
 all_optimizers = pytest.mark.parametrize(
@@ -77,7 +77,7 @@ class Ema(nnx.Module):
 
 
 @all_optimizers
-def test_a_moving_average_kept_by_hand(make):
+def test_a_custom_moving_average(make):
     model, data = make_model(), make_data()
     ema = Ema(model, decay=0.9)
     optimizer = nnx.Optimizer(model, make(1e-2), wrt=nnx.Param)
@@ -107,7 +107,7 @@ def test_low_rank_adapters_of_flax(make):
 
     model = nnx.recursive_map(add_lora, make_model())
     wrt = nnx.LoRAParam
-    # Names end in lora_a and lora_b: a table for kernels would leave them without a rule.
+    # Names end in lora_a and lora_b, so the table for kernels does not match them.
     tx = make(1e-2) if make is not OPTIMIZERS["groups"] else OPTIMIZERS["rated"](1e-2)
     optimizer = nnx.Optimizer(model, tx, wrt=wrt)
     base = jax.tree.map(jnp.copy, nnx.state(model, lambda path, v: type(v) is nnx.Param))
@@ -118,10 +118,10 @@ def test_low_rank_adapters_of_flax(make):
 
 @pytest.mark.parametrize(
     "tx",
-    [optax.lbfgs(), tekoa.groups({".*": optax.lbfgs()})],
+    [optax.lbfgs(), tekoa.param_groups({".*": optax.lbfgs()})],
     ids=["alone", "in_a_group"],
 )
-def test_a_line_search_given_value_and_gradient(tx):
+def test_a_line_search_with_value_and_gradient(tx):
     model, (x, y) = make_model(), make_data()
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
@@ -140,14 +140,14 @@ def test_a_line_search_given_value_and_gradient(tx):
 
     losses = [float(train_step(model, optimizer)) for _ in range(6)]
     assert losses == sorted(losses, reverse=True)
-    # Least squares has its minimum in closed form: the model is linear.
+    # The model is linear, so the minimum has a closed form.
     design = np.concatenate([x, np.ones((32, 1))], 1)
-    rest = y - design @ np.linalg.lstsq(design, y)[0]
-    assert losses[-1] < np.mean(np.square(rest)) + 0.02
+    residuals = y - design @ np.linalg.lstsq(design, y)[0]
+    assert losses[-1] < np.mean(np.square(residuals)) + 0.02
 
 
 @pytest.mark.parametrize("name", ["amos", "triple", "rated"])
-def test_rates_by_labels_of_the_state(name):
+def test_rates_by_state_labels(name):
     make, model = OPTIMIZERS[name], make_model()
     labels = nnx.map_state(lambda path, v: list(path)[-1], nnx.state(model, nnx.Param))
     tx = optax.partition({"kernel": make(1e-2), "bias": optax.set_to_zero()}, labels)
@@ -158,7 +158,7 @@ def test_rates_by_labels_of_the_state(name):
 
 
 @all_optimizers
-def test_accumulation_by_multi_steps(make):
+def test_accumulation_with_multi_steps(make):
     model = make_model()
     tx = optax.MultiSteps(make(1e-2), every_k_schedule=3)
     losses = run(model, nnx.Optimizer(model, tx, wrt=nnx.Param), n_steps=6)
@@ -166,13 +166,13 @@ def test_accumulation_by_multi_steps(make):
 
 
 @all_optimizers
-def test_optimizer_of_a_ghost_model_is_sharded_otherwise(make):
+def test_an_optimizer_of_an_abstract_model_has_its_own_sharding(make):
     if jax.device_count() < 8:
         pytest.skip("needs 8 devices")
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Explicit))
     with jax.set_mesh(mesh):
-        ghost = jax.eval_shape(lambda: make_model(out_sharding=P("x", "y")))
-        optimizer = nnx.Optimizer(ghost, make(1e-2), wrt=nnx.Param)
+        abstract = jax.eval_shape(lambda: make_model(out_sharding=P("x", "y")))
+        optimizer = nnx.Optimizer(abstract, make(1e-2), wrt=nnx.Param)
         model, data, step = make_model(), make_data(), make_step()
         losses = []
         for _ in range(3):
@@ -182,5 +182,5 @@ def test_optimizer_of_a_ghost_model_is_sharded_otherwise(make):
         assert all(str(x.sharding.spec) == str(P("x", "y")) for x in slots)
         assert model.layers[1].kernel[...].sharding.is_fully_replicated
     model = make_model()
-    whole = run(model, nnx.Optimizer(model, make(1e-2), wrt=nnx.Param), n_steps=3)
-    np.testing.assert_allclose(losses, whole, rtol=1e-6)
+    expected = run(model, nnx.Optimizer(model, make(1e-2), wrt=nnx.Param), n_steps=3)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)

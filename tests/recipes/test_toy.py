@@ -11,7 +11,7 @@ from tekoa.recipes import toy
 pytestmark = pytest.mark.slow
 
 
-def test_both_models_have_the_same_weights_by_name():
+def test_both_models_have_the_same_weight_names():
     image = np.zeros((2, 8, 8, 1), np.float32)
     linen = toy.LinenMLP().init(jax.random.key(0), image)["params"]
     shapes = {f"{a}/{b}": x.shape for a, layer in linen.items() for b, x in layer.items()}
@@ -22,14 +22,13 @@ def test_both_models_have_the_same_weights_by_name():
     assert model(image).shape == (2, 10)
 
 
-def test_digits_come_as_pairs():
+def test_digits_are_split_into_inputs_and_targets():
     task = toy.make_task(optax.sgd(0.1), batch_size=4)
     (image,), (label,) = task.split(next(iter(task.data)))
     assert image.shape == (4, 8, 8, 1)
     assert image.dtype == np.float32
     assert label.shape == (4,)
-    rows = toy.as_rows(image)
-    assert float(rows.max()) <= 1.0
+    assert float(toy.flatten(image).max()) <= 1.0
 
 
 def test_curves_are_drawn(tmp_path):
@@ -54,7 +53,7 @@ def test_a_mistyped_flag_is_one_message():
 
 @pytest.mark.slow
 def test_recipes_run_as_commands(tmp_path, monkeypatch):
-    """All go through the same `main`; their own tests run the rest. This one asks for devices."""
+    """All recipes share `main`, and their own tests run the rest. This one needs more devices."""
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     command = [sys.executable, "-W", "error", "-m", "tekoa.recipes.sharded_slots"]

@@ -1,6 +1,7 @@
-"""Errors: one exit code per kind, and kinds that callers can tell apart."""
+"""Errors: exit codes and classes that callers can distinguish."""
 
-from tekoa.store import errors, signals
+from tekoa.hosts import signals
+from tekoa.store import errors
 
 
 def test_exit_codes_are_distinct_where_the_reaction_differs():

@@ -1,4 +1,4 @@
-"""The writer: what is saved comes back, in every kind of tree."""
+"""The writer: every kind of tree is restored exactly as saved."""
 
 import os
 
@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from tekoa import store
-from tekoa.store import commit, errors
+from tekoa.store import errors
+from tekoa.store.commit import commit
 
 
 def bits(leaf):
@@ -22,9 +23,9 @@ def bits(leaf):
     return str(np.asarray(leaf).dtype), np.asarray(leaf).tobytes()
 
 
-def assert_same(seen, expected):
-    assert jax.tree.structure(seen) == jax.tree.structure(expected)
-    assert list(map(bits, jax.tree.leaves(seen))) == list(map(bits, jax.tree.leaves(expected)))
+def assert_same(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    assert list(map(bits, jax.tree.leaves(actual))) == list(map(bits, jax.tree.leaves(expected)))
 
 
 def mixed_tree():
@@ -61,7 +62,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("make", TREES.values(), ids=TREES)
-def test_tree_comes_back_bit_for_bit(tmp_path, make):
+def test_tree_is_restored_bit_for_bit(tmp_path, make):
     tree = make()
     with store.Store(tmp_path) as writer:
         writer.save(3, {"model_params": tree, "other": jnp.ones(2)}, meta={"position": [1, 2]})
@@ -77,7 +78,7 @@ def test_restore_of_an_empty_directory_is_none(tmp_path):
         assert writer.restore({"model_params": {}}) is None
 
 
-def test_later_changes_of_given_trees_are_not_saved(tmp_path):
+def test_later_changes_to_the_trees_are_not_saved(tmp_path):
     array, tree = np.zeros(1000), {}
     tree["w"] = array
     with store.Store(tmp_path) as writer:
@@ -91,7 +92,7 @@ def test_later_changes_of_given_trees_are_not_saved(tmp_path):
         )
 
 
-def test_step_of_another_run_is_never_overwritten(tmp_path):
+def test_step_of_an_earlier_run_is_never_overwritten(tmp_path):
     with store.Store(tmp_path) as writer:
         writer.save(1, {"x": jnp.zeros(2)})
     with store.Store(tmp_path, fatal_after=1) as writer:
@@ -111,7 +112,7 @@ def test_own_step_is_not_saved_twice(tmp_path):
         writer.save(1, {"x": jnp.zeros(2)})
 
 
-def test_nothing_but_steps_is_left(tmp_path):
+def test_only_steps_are_left(tmp_path):
     with store.Store(tmp_path, keep=[store.KeepLast(2)]) as writer:
         for step in range(4):
             writer.save(step, {"x": jnp.zeros(2)})
@@ -129,7 +130,7 @@ def test_best_and_newest_are_kept_over_restarts(tmp_path):
     assert writer.steps() == [3, 6]
 
 
-def test_meta_takes_numpy_numbers_and_refuses_objects(tmp_path):
+def test_meta_accepts_numpy_numbers_and_refuses_objects(tmp_path):
     with store.Store(tmp_path) as writer:
         writer.save(1, {}, meta={"n": np.int32(3), "x": jnp.float32(0.5)})
         writer.wait()
@@ -138,18 +139,18 @@ def test_meta_takes_numpy_numbers_and_refuses_objects(tmp_path):
             writer.save(2, {}, meta={"n": object()})
 
 
-def test_on_commit_is_called_after_the_step_is_there(tmp_path):
-    seen = []
+def test_on_commit_is_called_after_the_commit(tmp_path):
+    calls = []
     with store.Store(tmp_path) as writer:
         writer.save(
             4,
             {"x": jnp.ones(1)},
-            on_commit=lambda step: seen.append((step, (tmp_path / f"checkpoint_{step}").is_dir())),
+            on_commit=lambda step: calls.append((step, (tmp_path / f"checkpoint_{step}").is_dir())),
         )
-    assert seen == [(4, True)]
+    assert calls == [(4, True)]
 
 
-def test_negative_steps_are_refused_at_once(tmp_path):
+def test_negative_steps_are_refused_immediately(tmp_path):
     with store.Store(tmp_path) as writer, pytest.raises(ValueError, match="negative"):
         writer.save(-1, {})
 
@@ -161,7 +162,7 @@ def test_numpy_steps_and_odd_paths_work(tmp_path):
     assert store.load(odd)["step"] == 7
 
 
-def test_arrays_that_were_deleted_are_a_reported_failure(tmp_path):
+def test_deleted_arrays_are_a_reported_failure(tmp_path):
     with store.Store(tmp_path, fatal_after=1) as writer:
         value = jnp.ones(2)
         value.delete()
@@ -180,7 +181,7 @@ def test_relative_directory_does_not_follow_the_working_directory(tmp_path, monk
     assert store.load(tmp_path / "run")["step"] == 1
 
 
-def test_closing_twice_does_not_take_the_lease_from_another(tmp_path):
+def test_closing_twice_does_not_release_the_lease_of_another_store(tmp_path):
     first, second = store.Store(tmp_path), store.Store(tmp_path)
     first.close()
     first.close()
@@ -191,7 +192,7 @@ def test_closing_twice_does_not_take_the_lease_from_another(tmp_path):
         first.save(2, {"x": jnp.ones(2)})
 
 
-def test_step_that_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, caplog):
+def test_failure_to_remove_an_old_step_is_not_a_failed_save(tmp_path, monkeypatch, caplog):
     def refuse(lease, step):
         raise PermissionError("not yours")
 
@@ -206,14 +207,14 @@ def test_step_that_cannot_be_removed_is_no_failed_save(tmp_path, monkeypatch, ca
 def test_step_of_an_earlier_run_may_count_as_saved(tmp_path):
     with store.Store(tmp_path) as writer:
         writer.save(1, {"x": jnp.zeros(2)})
-    told = []
+    committed = []
     with store.Store(tmp_path, fatal_after=1) as writer:
-        writer.save(1, {"x": jnp.ones(2)}, exist_ok=True, on_commit=told.append)
-    assert told == [1]
+        writer.save(1, {"x": jnp.ones(2)}, exist_ok=True, on_commit=committed.append)
+    assert committed == [1]
     assert store.load(tmp_path)["x"].tolist() == [0, 0]
 
 
-def test_damaged_step_of_an_earlier_run_is_not_taken_for_saved(tmp_path):
+def test_damaged_step_of_an_earlier_run_is_quarantined_and_saved_again(tmp_path):
     with store.Store(tmp_path) as writer:
         writer.save(1, {"x": jnp.zeros(2)})
     (tmp_path / "checkpoint_1" / "tekoa.json").write_text("{}")
@@ -223,7 +224,7 @@ def test_damaged_step_of_an_earlier_run_is_not_taken_for_saved(tmp_path):
     assert len(list(tmp_path.glob("checkpoint_1.bad-*"))) == 1
 
 
-def test_error_of_the_body_is_not_hidden_by_a_failed_save(tmp_path, caplog):
+def test_error_in_the_with_block_is_not_hidden_by_a_failed_save(tmp_path, caplog):
     value = jnp.ones(2)
     value.delete()
 

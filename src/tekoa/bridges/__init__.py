@@ -1,1 +1,1 @@
-"""The only files that import a model library."""
+"""Bridges: models of every supported library as pure functions (`ModelFns`)."""

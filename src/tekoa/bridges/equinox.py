@@ -1,11 +1,10 @@
 """Equinox modules as pure functions.
 
-An Equinox module is written for one example; it is mapped over the rows of a batch.
+An Equinox module is written for a single example, so it is vmapped over the batch.
 """
 
 import importlib
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,19 +15,19 @@ from tekoa.core import trees
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.trees import PyTree
 
-# By its name: this file is called so too, which leads type checkers astray.
+# Imported by name: this file is also called equinox, which confuses type checkers.
 eqx: Any = importlib.import_module("equinox")
 
 AXIS = "batch"
 
 
 def model_fns(module: Any) -> ModelFns:
-    """Makes `ModelFns` of an Equinox module, whose weights are the initial ones.
+    """Creates `ModelFns` from an Equinox module; its weights are the initial parameters.
 
     Args:
-        module: A module for one example, or the pair `(module, state)` that
-            `eqx.nn.make_with_state` gives. It is called with `key=` in training where it
-            takes one, and with the state last where there is one.
+        module: A module for a single example, or the pair `(module, state)` returned by
+            `eqx.nn.make_with_state`. In training it gets `key=` if its call accepts one. The
+            state, if there is one, is the last positional argument.
     """
     module, state = module if isinstance(module, tuple) else (module, None)
     params, _ = eqx.partition(module, eqx.is_inexact_array)
@@ -36,17 +35,19 @@ def model_fns(module: Any) -> ModelFns:
         train: eqx.partition(eqx.nn.inference_mode(module, not train), eqx.is_inexact_array)[1]
         for train in (True, False)
     }
-    form = _Form(params)
+    names, params_def = trees.leaf_names(params), jax.tree.structure(params)
     state_leaves, state_def = jax.tree.flatten(state)
-    takes_key = "key" in inspect.signature(type(module).__call__).parameters
+    accepts_key = "key" in inspect.signature(type(module).__call__).parameters
 
     def init_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> tuple[PyTree, Variables]:
-        del rng, inputs  # The module has its weights already.
+        del rng, inputs  # The module is initialised already.
         variables = {} if state is None else {"state": [jnp.copy(x) for x in state_leaves]}
-        return jax.tree.map(jnp.copy, form.nested(params)), variables
+        return jax.tree.map(jnp.copy, trees.nest(trees.named_leaves(params))), variables
 
     def merge(params: PyTree, variables: Variables, train: bool = False) -> Any:
-        merged = eqx.combine(form.tree(params), statics[train])
+        leaves = trees.named_leaves(params)
+        arrays = jax.tree.unflatten(params_def, [leaves[name] for name in names])
+        merged = eqx.combine(arrays, statics[train])
         if state is None:
             return merged
         return merged, jax.tree.unflatten(state_def, variables["state"])
@@ -54,7 +55,7 @@ def model_fns(module: Any) -> ModelFns:
     def apply_fn(params, variables, inputs, *, rng, train: bool):
         live = merge(params, variables, train)
         n_rows = batches.n_rows(inputs)
-        keys = {"key": jax.random.split(rng, n_rows)} if takes_key and train else {}
+        keys = {"key": jax.random.split(rng, n_rows)} if accepts_key and train else {}
         if state is None:
             return jax.vmap(lambda xs, kw: live(*xs, **kw), axis_name=AXIS)(inputs, keys), {}
         live, live_state = live
@@ -64,29 +65,3 @@ def model_fns(module: Any) -> ModelFns:
         return outputs, {"state": jax.tree.leaves(live_state)} if train else {}
 
     return ModelFns(init=init_fn, apply=apply_fn, merge=merge)
-
-
-class _Form:
-    """Turns a module's arrays into a nested dict by name, and back."""
-
-    def __init__(self, params: Any):
-        self._names = trees.leaf_names(params)
-        self._treedef = jax.tree.structure(params)
-
-    def nested(self, params: Any) -> dict[str, Any]:
-        nested: dict[str, Any] = {}
-        for name, leaf in zip(self._names, jax.tree.leaves(params), strict=True):
-            node = nested
-            for part in name[:-1]:
-                node = node.setdefault(part, {})
-            node[name[-1]] = leaf
-        return nested
-
-    def tree(self, nested: dict[str, Any]) -> Any:
-        return jax.tree.unflatten(self._treedef, [_at(nested, name) for name in self._names])
-
-
-def _at(nested: dict[str, Any], name: Sequence[str]) -> Any:
-    for part in name:
-        nested = nested[part]
-    return nested

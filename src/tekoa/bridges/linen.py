@@ -1,8 +1,8 @@
-"""Flax Linen models as pure functions: collections, rngs, train and eval mode."""
+"""Flax Linen modules as pure functions: collections, rngs, train and eval mode."""
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.core
@@ -11,13 +11,14 @@ from flax import linen as nn
 
 from tekoa.bridges import functions
 from tekoa.core import batch as batches
-from tekoa.core import sharding, trees
+from tekoa.core import trees
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.trees import PyTree
+from tekoa.sharding import layout as layout_lib
 
 Collections = Mapping[str, Sequence[str]]
 
-_NOT_KEPT = ("intermediates",)
+_DROPPED = ("intermediates",)
 _AXES = "_axes"
 
 
@@ -28,18 +29,18 @@ def model_fns(
     collections: Collections | None = None,
     mutable: bool | Sequence[str] = True,
 ) -> ModelFns:
-    """Makes `ModelFns` of a Linen module, or of its `init` and `apply`.
+    """Creates `ModelFns` from a Linen module, or from its `init` and `apply`.
 
     Args:
         init: A module, or `module.init`.
-        apply: `module.apply`; that of the module by default.
+        apply: `module.apply`, the default if `init` is a module.
         collections: Names of the rng streams at "init" and at "apply".
-        mutable: Which collections training may change: all that the model has, none, or
-            those named. Evaluation changes the 'carry' only.
+        mutable: Which collections training may change: all (True), none (False), or those
+            named. Evaluation changes only 'carry'.
 
     Returns:
         The model's functions. A call argument named train, training, is_training or
-        deterministic is set by the mode.
+        deterministic is set to the current mode.
     """
     module = init if isinstance(init, nn.Module) else None
     if module is not None:
@@ -48,38 +49,38 @@ def model_fns(
         raise TypeError("A Linen model needs apply as well as init: pass apply=model.apply.")
     streams = {"init": ("params", "dropout"), "apply": ("dropout",), **(collections or {})}
 
-    @jax.jit  # Run op by op, each operation would be compiled by itself.
-    def initialised(rng: jax.Array, inputs: tuple[Any, ...]) -> Any:
-        found = init(rngs_of(rng, streams["init"]), *inputs, **_mode(init, train=False))
-        return nn.meta.unbox(flax.core.unfreeze(found))
+    def init_boxed(rng: jax.Array, inputs: tuple[Any, ...]) -> Any:
+        return init(rngs_of(rng, streams["init"]), *inputs, **_mode(init, train=False))
+
+    @jax.jit  # Without jit, every operation would be compiled separately.
+    def init_arrays(rng: jax.Array, inputs: tuple[Any, ...]) -> Any:
+        return nn.meta.unbox(flax.core.unfreeze(init_boxed(rng, inputs)))
 
     def init_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> tuple[PyTree, Variables]:
-        found = initialised(rng, inputs)
-        if not isinstance(found, Mapping) or "params" not in found:
+        initial = init_arrays(rng, inputs)
+        if not isinstance(initial, Mapping) or "params" not in initial:
+            keys = sorted(initial) if isinstance(initial, Mapping) else ""
             raise TypeError(
-                "A Linen init must give a mapping of collections with 'params' among them, "
-                f"got {type(found).__name__} {sorted(found) if isinstance(found, Mapping) else ''}."
+                "A Linen init must return a mapping of collections that includes 'params', got "
+                f"{type(initial).__name__} {keys}."
             )
-        variables = {k: v for k, v in found.items() if k not in ("params", *_NOT_KEPT)}
-        return found["params"], variables
+        variables = {k: v for k, v in initial.items() if k not in ("params", *_DROPPED)}
+        return initial["params"], variables
 
     def axes_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
-        def boxed(rng: jax.Array, inputs: tuple[Any, ...]) -> Any:
-            return init(rngs_of(rng, streams["init"]), *inputs, **_mode(init, train=False))
-
-        return logical_axes(jax.eval_shape(boxed, rng, inputs))
+        return logical_axes(jax.eval_shape(init_boxed, rng, inputs))
 
     def apply_fn(params, variables, inputs, *, rng, train: bool):
-        may_change = _may_change(variables, mutable, train)
+        changeable = _changeable(variables, mutable, train)
         with _logical_rules(inputs):
             result = apply(
                 {"params": params, **variables},
                 *inputs,
                 rngs=rngs_of(rng, streams["apply"]),
-                mutable=may_change,
+                mutable=changeable,
                 **_mode(apply, train=train),
             )
-        if not may_change:
+        if not changeable:
             return result, {}
         outputs, changed = result
         return outputs, flax.core.unfreeze(changed)
@@ -88,63 +89,55 @@ def model_fns(
 
 
 def logical_axes(
-    found: flax.core.FrozenDict[str, Any] | dict[str, Any],
+    collections: flax.core.FrozenDict[str, Any] | dict[str, Any],
 ) -> dict[trees.Name, tuple[Any, ...]]:
-    """Reads the boxes that parameters stand in, and the collections made for axes alone."""
+    """Reads logical axes from boxed parameters and from collections named '..._axes'."""
     is_named = lambda x: isinstance(getattr(x, "names", None), tuple)  # noqa: E731
     axes = {}
-    for name, node in trees.flatten_named(
-        flax.core.unfreeze(found), sep="\0", is_leaf=is_named
-    ).items():
-        if not is_named(node):
-            continue
-        collection, *parts = name.split("\0")
-        if collection.endswith(_AXES):  # As `nn.partitioning.param_with_axes` stores them.
-            collection = collection.removesuffix(_AXES)
-            parts[-1] = parts[-1].removesuffix(_AXES)
-        axes[(collection, *parts)] = tuple(node.names)
+    nodes = trees.named_leaves(flax.core.unfreeze(collections), is_leaf=is_named)
+    for (collection, *name), node in nodes.items():
+        if is_named(node):
+            if collection.endswith(_AXES):  # As `nn.partitioning.param_with_axes` stores them.
+                name[-1] = name[-1].removesuffix(_AXES)
+            axes[(collection.removesuffix(_AXES), *name)] = tuple(node.names)
     return axes
 
 
-@contextlib.contextmanager
-def _logical_rules(inputs: tuple[Any, ...]) -> Iterator[None]:
-    """Lets `nn.with_logical_constraint` follow the layout that is in force."""
-    layout = sharding.active_layout()
+def _logical_rules(inputs: tuple[Any, ...]) -> contextlib.AbstractContextManager[Any]:
+    """Makes `nn.with_logical_constraint` follow the active layout."""
+    layout = layout_lib.active_layout()
     if layout is None:
-        yield
-        return
+        return contextlib.nullcontext()
     divides = batches.n_rows(inputs) % layout.n_row_parts == 0
     rules = [rule for rule in layout.all_logical_rules if divides or rule[0] != "batch"]
-    with nn.logical_axis_rules(rules):
-        yield
+    return nn.logical_axis_rules(rules)
 
 
 def rngs_of(rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
-    """Gives each rng stream a key of its own."""
+    """Returns a separate key for each rng stream."""
     return {name: jax.random.fold_in(rng, i) for i, name in enumerate(names)}
 
 
-def _may_change(
+def _changeable(
     variables: Variables, mutable: bool | Sequence[str], train: bool
 ) -> list[str] | bool:
+    """Returns the collections that a call may change, or False if there are none."""
     if not train:
-        names = [name for name in variables if name == "carry"]
+        mutable = ("carry",)
     elif isinstance(mutable, bool):
-        names = list(variables) if mutable else []
-    else:
-        names = [name for name in variables if name in mutable]
-    return names or False
+        mutable = list(variables) if mutable else []
+    return [name for name in variables if name in mutable] or False
 
 
 def _mode(method: Callable[..., Any], *, train: bool) -> dict[str, bool]:
-    """The call argument that tells training from evaluation, where the module has one."""
+    """Returns the call arguments that select training or evaluation, if there are any."""
     module = getattr(method, "__self__", None)
     if not isinstance(module, nn.Module):
         return {}
     arguments = inspect.signature(type(module).__call__).parameters
     return {
-        word: answer
-        for word, answer in functions.train_words(train).items()
-        # A module that holds the setting itself must not be told twice.
-        if word in arguments and getattr(module, word, None) is None
+        name: value
+        for name, value in functions.train_arguments(train).items()
+        # Linen refuses an argument that is also set as a field of the module.
+        if name in arguments and getattr(module, name, None) is None
     }

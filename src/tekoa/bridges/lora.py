@@ -1,20 +1,20 @@
-"""Low-rank adaptation of any model: small learned matrices over frozen weights.
+"""Low-rank adaptation (LoRA) of any model: small trained matrices over frozen weights.
 
-A weight W becomes W + scale * A @ B where the model is run. A and B are the parameters;
-W lives among the model's other variables, so it has no gradient, no optimizer state and
-no average, and no step changes a bit of it.
+The model runs with W + scale * A @ B in place of a weight W. A and B are the parameters. W
+is one of the model's variables, so it has no gradient, no optimizer state and no moving
+average, and no step changes it.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
-from tekoa.bridges import detect
-from tekoa.core import rules, trees
+from tekoa.bridges import any_model
+from tekoa.core import messages, rules, trees
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.trees import PyTree
 
@@ -33,84 +33,83 @@ def lora(
     base: PyTree = None,
     adapters: PyTree = None,
 ) -> ModelFns:
-    """Makes a model that learns low-rank changes of its weights and nothing else.
+    """Creates a model that trains low-rank changes of its weights.
 
     Args:
-        model: All that `as_model_fns` takes alone: a Linen, NNX or Equinox module, Haiku's
-            pair, or `ModelFns`. Its weights are the base; those of a Linen or Haiku model
-            are in `base`.
+        model: A Linen, NNX or Equinox module, a Haiku transformed pair, or `ModelFns`. The
+            weights of an NNX or Equinox module are the base; for Linen and Haiku, pass
+            trained weights as `base`.
         rank: Columns of A and rows of B.
-        where: Which weights: a pattern that is searched in their names ('attention.*kernel$'),
-            or a table of pattern to 'adapt', 'train' (as it is, in full) or 'freeze', the
-            first found wins and what none is found in is frozen. None adapts every weight
-            of two axes or more.
-        alpha: The scale is alpha / rank; None: 1.
-        base: Trained parameters to start from, in the form of the model's own, such as
-            `load_checkpoint(path)['model_params']`.
-        adapters: Trained adapters to start from: the parameters of a model made here.
+        where: Which weights to adapt: a pattern searched in their names, such as
+            'attention.*kernel$', or a table of pattern to 'adapt', 'train' (the full weight)
+            or 'freeze'. The first match wins; weights without a match are frozen. None
+            adapts every weight with two or more axes.
+        alpha: The scale is alpha / rank, or 1 if None.
+        base: Trained parameters to start from, with the structure of the model's own, such
+            as `load_checkpoint(path)['model_params']`.
+        adapters: Trained adapters to start from: parameters of a model created by `lora`.
 
     Returns:
         `ModelFns`. Its parameters are the adapters, named after their weights
-        ('dense/kernel/lora_a'), and what 'train' names; its `merge(params, variables)`
-        gives the model with plain weights (a tree of parameters where the library has no
-        model object), as `TrainLoop.model` does. A weight of more than two axes is taken
-        as the matrix that needs the smallest adapters. The axes keep their order.
+        ('dense/kernel/lora_a'), and the weights marked 'train'. Its `merge(params, variables)`
+        returns the model with plain weights, like `TrainLoop.model`; if the library has no
+        model object, a tree of parameters. A weight with more than two axes is split, in
+        the order of its axes, into the matrix with the smallest adapters.
 
     Raises:
-        ValueError: If rank or alpha is out of range or a pattern is wrong; from `init`, if a
-            pattern is found in no name, nothing is adapted, or a weight has fewer than two
-            axes or no room for the rank.
+        ValueError: If rank, alpha or a pattern is invalid; from `init`, if a pattern matches
+            no name, nothing is adapted, or a weight to adapt has fewer than two axes or a
+            rank below `rank`.
 
-    >>> model = lora(detect.as_model_fns({'w': jnp.ones((3, 4))}, lambda p, x: x @ p['w']), rank=1)
+    >>> model = any_model.as_model_fns({'w': jnp.ones((3, 4))}, lambda p, x: x @ p['w'])
+    >>> model = lora(model, rank=1)
     >>> params, variables = model.init(jax.random.key(0), ())
     >>> {name: leaf.shape for name, leaf in trees.flatten_named(params).items()}
     {'w/lora_a': (3, 1), 'w/lora_b': (1, 4)}
     >>> model.merge(params, variables)['w'].shape
     (3, 4)
     """
-    inner = detect.as_model_fns(model)
-    table = _table(where)
-    scale = _scale(rank, alpha)
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"rank must be a positive integer, got {rank!r}.")
+    if alpha is not None and not alpha > 0:
+        raise ValueError(f"alpha must be positive, got {alpha!r}.")
+    inner = any_model.as_model_fns(model)
+    table = _parse_where(where)
+    scale = 1.0 if alpha is None else alpha / rank
 
     def init_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> tuple[PyTree, Variables]:
         model_rng, adapters_rng = jax.random.split(rng)
         params, variables = inner.init(model_rng, inputs)
         if FROZEN in variables:
-            raise ValueError(f"The model has a collection {FROZEN!r} already: is it adapted twice?")
-        params = _started(params, base, "base")
-        treated = _treatments(params, table)
-        learned = _learned(params, treated, rank, adapters_rng)
+            raise ValueError(
+                f"The model already has a collection {FROZEN!r}: it cannot be adapted twice."
+            )
+        params = _replace_values(params, base, "base")
+        treatments = _treatments(params, table)
+        trained = _trained_params(params, treatments, rank, adapters_rng)
         frozen = trees.map_named(
-            lambda name, leaf: None if treated[name] == "train" else leaf, params
+            lambda name, leaf: None if treatments[name] == "train" else leaf, params
         )
-        return _started(learned, adapters, "adapters"), {**variables, FROZEN: frozen}
+        return _replace_values(trained, adapters, "adapters"), {**variables, FROZEN: frozen}
 
     def apply_fn(params, variables, inputs, *, rng, train: bool):
-        whole, rest = _merged(params, variables, scale)
-        return inner.apply(whole, rest, inputs, rng=rng, train=train)
+        weights, rest = _merge_weights(params, variables, scale)
+        return inner.apply(weights, rest, inputs, rng=rng, train=train)
 
     def merge(params: PyTree, variables: Variables) -> Any:
-        whole, rest = _merged(params, variables, scale)
-        return whole if inner.merge is None else inner.merge(whole, rest)
+        weights, rest = _merge_weights(params, variables, scale)
+        return weights if inner.merge is None else inner.merge(weights, rest)
 
     def axes_fn(rng: Any, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
-        """Weights keep their axes where they are now; adapters are small and have none."""
-        found = {} if inner.axes is None else dict(inner.axes(rng, inputs))
-        own = {name[1:]: axes for name, axes in found.items() if name[0] == "params"}
-        return {**found, **{(FROZEN, *name): axes for name, axes in own.items()}}
+        """Returns the axes of the weights, frozen or not; adapters are small and have none."""
+        axes = {} if inner.axes is None else dict(inner.axes(rng, inputs))
+        frozen = {(FROZEN, *name[1:]): a for name, a in axes.items() if name[0] == "params"}
+        return {**axes, **frozen}
 
     return ModelFns(init=init_fn, apply=apply_fn, merge=merge, axes=axes_fn)
 
 
-def _scale(rank: int, alpha: float | None) -> float:
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"rank must be a whole number of 1 or more, got {rank!r}.")
-    if alpha is not None and not alpha > 0:
-        raise ValueError(f"alpha must be above 0, got {alpha!r}.")
-    return 1.0 if alpha is None else alpha / rank
-
-
-def _table(where: str | Mapping[str, Treatment] | None) -> dict[str, Treatment] | None:
+def _parse_where(where: str | Mapping[str, Treatment] | None) -> dict[str, Treatment] | None:
     if where is None:
         return None
     table: dict[str, Treatment] = {where: "adapt"} if isinstance(where, str) else dict(where)
@@ -119,135 +118,107 @@ def _table(where: str | Mapping[str, Treatment] | None) -> dict[str, Treatment] 
             raise ValueError(
                 f"where[{pattern!r}] must be one of {get_args(Treatment)}, got {treatment!r}."
             )
-    rules.map_rules({**table, "": "freeze"}, {})  # Says which pattern cannot be read.
+    rules.compile_rules(table)  # Raises if a pattern is not a regular expression.
     return table
 
 
 def _treatments(params: PyTree, table: Mapping[str, Treatment] | None) -> dict[trees.Name, str]:
-    """What becomes of each leaf."""
-    names = trees.leaf_names(params)
-    leaves = jax.tree.leaves(params)
+    """Returns the treatment of each parameter."""
+    leaves = trees.named_leaves(params)
     if table is None:
-        found = ["adapt" if jnp.ndim(leaf) > 1 else "freeze" for leaf in leaves]
+        treatments = ["adapt" if jnp.ndim(leaf) > 1 else "freeze" for leaf in leaves.values()]
     else:
-        unused = [p for p in table if not any(re.search(p, "/".join(name)) for name in names)]
-        if unused:
+        names = ["/".join(name) for name in leaves]
+        if unused := [p for p in table if not any(re.search(p, name) for name in names)]:
             raise ValueError(
-                f"Pattern {unused[0]!r} of `where` is found in no name of a parameter. "
-                f"There are: {_listed(names)}."
+                f"Pattern {unused[0]!r} of `where` matches no parameter. "
+                f"The parameters are: {_list_names(leaves)}."
             )
-        found = jax.tree.leaves(rules.map_rules({**table, "": "freeze"}, params))
-    if "adapt" not in found:
+        treatments = jax.tree.leaves(rules.map_rules({**table, "": "freeze"}, params))
+    if "adapt" not in treatments:
         raise ValueError(
-            f"Nothing is left to adapt: `where` is {table}, the model has {_listed(names)}."
+            f"There is nothing to adapt: `where` is {table}, and the parameters are: "
+            f"{_list_names(leaves)}."
         )
-    return dict(zip(names, found, strict=True))
+    return dict(zip(leaves, treatments, strict=True))
 
 
-def _listed(names: Sequence[trees.Name], limit: int = 12) -> str:
-    shown = ", ".join("/".join(name) for name in names[:limit])
-    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
+def _list_names(names: Iterable[trees.Name]) -> str:
+    return messages.some_of(["/".join(name) for name in names], limit=12)
 
 
-def _learned(
-    params: PyTree, treated: Mapping[trees.Name, str], rank: int, rng: jax.Array
+def _trained_params(
+    params: PyTree, treatments: Mapping[trees.Name, str], rank: int, rng: jax.Array
 ) -> dict[str, Any]:
-    """The parameters: a random A and a B of zeros per weight, and what is trained in full."""
-    learned: dict[str, Any] = {}
-    for i, (name, leaf) in enumerate(zip(treated, jax.tree.leaves(params), strict=True)):
-        if treated[name] == "train":
-            _put(learned, name, leaf)
-        elif treated[name] == "adapt":
+    """Returns a random A and a zero B per adapted weight, and the weights with 'train'."""
+    trained: dict[trees.Name, Any] = {}
+    for i, (name, leaf) in enumerate(trees.named_leaves(params).items()):
+        if treatments[name] == "train":
+            trained[name] = leaf
+        elif treatments[name] == "adapt":
             n_rows, n_columns = _matrix_shape(name, jnp.shape(leaf), rank)
             dtype = trees.wide_dtype(leaf)
             draw = jax.nn.initializers.he_uniform()
-            a = draw(jax.random.fold_in(rng, i), (n_rows, rank), dtype)
-            _put(learned, name, {A: a, B: jnp.zeros((rank, n_columns), dtype)})
-    return learned
+            trained[*name, A] = draw(jax.random.fold_in(rng, i), (n_rows, rank), dtype)
+            trained[*name, B] = jnp.zeros((rank, n_columns), dtype)
+    return trees.nest(trained)
 
 
 def _matrix_shape(name: trees.Name, shape: tuple[int, ...], rank: int) -> tuple[int, int]:
-    """A weight as rows and columns, cut where the adapters are smallest."""
-    what = f"Parameter {'/'.join(name)!r} of shape {shape}"
+    """Returns the rows and columns of a weight, split where the adapters are smallest."""
     if len(shape) < 2:
         raise ValueError(
-            f"{what} has fewer than two axes and cannot be adapted. Leave it out of `where`, or "
-            "say 'train' to learn it in full."
+            f"Parameter {'/'.join(name)!r} of shape {shape} has fewer than two axes and cannot be "
+            "adapted. Exclude it from `where`, or use 'train' to train the full weight."
         )
-    cuts = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(len(shape) - 1, 0, -1)]
-    matrix = min(cuts, key=sum)
+    splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(len(shape) - 1, 0, -1)]
+    matrix = min(splits, key=sum)
     if rank > min(matrix):
         raise ValueError(
-            f"rank={rank} is too much for {what[0].lower()}{what[1:]}: taken as a {matrix[0]} x "
-            f"{matrix[1]} matrix, its rank is {min(matrix)} at most. Lower the rank, or leave it "
-            "out by `where`."
+            f"rank={rank} is too large for parameter {'/'.join(name)!r} of shape {shape}: as a "
+            f"{matrix[0]} x {matrix[1]} matrix it has at most rank {min(matrix)}. Lower the rank, "
+            "or exclude the parameter by `where`."
         )
     return matrix
 
 
-def _started(fresh: PyTree, given: PyTree, what: str) -> PyTree:
-    """Takes given values by name, in place of fresh ones."""
-    if given is None:
-        return fresh
-    values = dict(zip(trees.leaf_names(given), jax.tree.leaves(given), strict=True))
-    if differing := sorted(values.keys() ^ set(trees.leaf_names(fresh))):
-        raise ValueError(f"`{what}` and the model differ in the parameters {_listed(differing)}.")
+def _replace_values(params: PyTree, new_values: PyTree, what: str) -> PyTree:
+    """Returns `params` with new values by name; unchanged if `new_values` is None."""
+    if new_values is None:
+        return params
+    values = trees.named_leaves(new_values)
+    if differing := sorted(values.keys() ^ set(trees.leaf_names(params))):
+        raise ValueError(f"`{what}` and the model differ in: {_list_names(differing)}.")
 
-    def take(name: trees.Name, leaf: Any) -> jax.Array:
+    def replace(name: trees.Name, leaf: Any) -> jax.Array:
         if jnp.shape(values[name]) != jnp.shape(leaf):
             raise ValueError(
-                f"`{what}` has shape {jnp.shape(values[name])} for {'/'.join(name)!r}, the model "
-                f"{jnp.shape(leaf)}."
+                f"Parameter {'/'.join(name)!r} has shape {jnp.shape(values[name])} in `{what}`, "
+                f"but {jnp.shape(leaf)} in the model."
             )
         return jnp.asarray(values[name], leaf.dtype)
 
-    return trees.map_named(take, fresh)
+    return trees.map_named(replace, params)
 
 
-def _merged(params: PyTree, variables: Variables, scale: float) -> tuple[PyTree, dict[str, PyTree]]:
-    """The weights that the model runs with, and its own variables."""
+def _merge_weights(
+    params: PyTree, variables: Variables, scale: float
+) -> tuple[PyTree, dict[str, PyTree]]:
+    """Returns the weights that the model runs with, and its other variables."""
     rest = dict(variables)
     frozen = rest.pop(FROZEN)
-    # Adapters that come as bfloat16 tell that the model is to run in it.
-    is_lowered = any(leaf.dtype == jnp.bfloat16 for leaf in _factors(params))
+    trained = trees.named_leaves(params)
+    # Mixed precision casts the parameters; the frozen weights then follow the adapters.
+    is_lowered = any(leaf.dtype == jnp.bfloat16 for name, leaf in trained.items() if name[-1] == A)
 
-    def whole(name: trees.Name, leaf: Any) -> Any:
-        own = _at(params, name)
+    def weight(name: trees.Name, leaf: Any) -> Any:
         if leaf is None:
-            return own
-        lowers = is_lowered and leaf.dtype == jnp.float32
-        dtype = jnp.bfloat16 if lowers else leaf.dtype
-        if own is not None:
-            change = jnp.matmul(own[A], own[B], preferred_element_type=trees.wide_dtype(leaf))
+            return trained[name]
+        dtype = jnp.bfloat16 if is_lowered and leaf.dtype == jnp.float32 else leaf.dtype
+        if (*name, A) in trained:
+            a, b = trained[*name, A], trained[*name, B]
+            change = jnp.matmul(a, b, preferred_element_type=trees.wide_dtype(leaf))
             leaf = trees.widen(leaf) + scale * change.reshape(leaf.shape)
         return leaf.astype(dtype)
 
-    return trees.map_named(whole, frozen, is_leaf=_is_none), rest
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
-
-
-def _factors(tree: Any) -> Iterator[jax.Array]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            if key == A:
-                yield value
-            else:
-                yield from _factors(value)
-
-
-def _put(nested: dict[str, Any], name: trees.Name, value: Any) -> None:
-    *outer, last = name
-    for part in outer:
-        nested = nested.setdefault(part, {})
-    nested[last] = value
-
-
-def _at(nested: Any, name: trees.Name) -> Any:
-    for part in name:
-        if not isinstance(nested, dict) or part not in nested:
-            return None
-        nested = nested[part]
-    return nested
+    return trees.map_named(weight, frozen, is_leaf=lambda x: x is None), rest

@@ -1,4 +1,4 @@
-"""A batch is inputs for the model and targets for the loss; both have rows."""
+"""Batches: model inputs and loss targets, whose first axis is the rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tekoa.core import trees
+from tekoa.core import messages, trees
 from tekoa.core.trees import PyTree
 
 
 def split_batch(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Tells the inputs of a batch from its targets.
+    """Separates the inputs of a batch from its targets.
 
-    A pair `(x, y)`, `((x, ...), (y, ...))` or `((x, ...), ())` is taken apart; a mapping
-    is the one input and the one target, for models and losses that pick by name.
+    Accepts pairs such as `(x, y)`, `((x, ...), (y, ...))` or `((x, ...), ())`. A mapping is
+    both the only input and the only target, for models and losses that select by name.
 
     Raises:
         TypeError: If the batch is anything else.
@@ -28,11 +28,10 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         inputs, targets = batch
         return _as_tuple(inputs), _as_tuple(targets)
-    seen = f"a {type(batch).__name__}"
-    if isinstance(batch, (tuple, list)):
-        seen += f" of {len(batch)} entries"
+    size = f" of {len(batch)} entries" if isinstance(batch, (tuple, list)) else ""
     raise TypeError(
-        f"Data must yield pairs (inputs, targets), where each may be a tuple, or dicts; got {seen}."
+        "Data must yield pairs (inputs, targets), where each may be a tuple, or dicts; got a "
+        f"{type(batch).__name__}{size}."
     )
 
 
@@ -44,15 +43,12 @@ def check_arrays(batch: Any) -> None:
     """Raises if a leaf of the batch is not an array or a number.
 
     Raises:
-        TypeError: It names the leaf and what stands there.
+        TypeError: With the name and the value of the leaf.
     """
-    for name, leaf in zip(trees.leaf_names(batch), jax.tree.leaves(batch), strict=True):
+    for name, leaf in trees.named_leaves(batch).items():
         kind = getattr(getattr(leaf, "dtype", None), "kind", None)
-        if (
-            kind in ("U", "S", "O")
-            or (kind is None and not np.isscalar(leaf))
-            or (isinstance(leaf, (str, bytes)))
-        ):
+        is_number = np.isscalar(leaf) if kind is None else kind not in ("U", "S", "O")
+        if not is_number or isinstance(leaf, (str, bytes)):
             raise TypeError(
                 f"Entry {'/'.join(name) or 'batch'!r} of the batch must be an array of numbers, "
                 f"got {type(leaf).__name__} {str(leaf)[:40]!r}."
@@ -71,17 +67,18 @@ def n_rows(batch: Any) -> int:
 def microbatches(tree: PyTree, n: int) -> PyTree:
     """Splits the rows of every array into `n` parts along a new first axis.
 
-    Rows are dealt out like cards, so that on a mesh every part has rows of every device.
+    Part i has the rows i, i + n, i + 2n, ..., so that on a mesh every part has rows from every
+    device.
 
     Raises:
-        ValueError: If the rows do not divide by `n`.
+        ValueError: If the number of rows is not divisible by `n`.
     """
 
     def split(name: trees.Name, x: Any) -> jax.Array:
         if jnp.ndim(x) == 0 or x.shape[0] % n:
             raise ValueError(
-                f"accumulate={n} needs rows that divide by it; {'/'.join(name)!r} has "
-                f"shape {jnp.shape(x)}."
+                f"accumulate={n} needs a number of rows divisible by {n}, but {'/'.join(name)!r} "
+                f"has shape {jnp.shape(x)}."
             )
         return jnp.swapaxes(jnp.reshape(x, (x.shape[0] // n, n, *x.shape[1:])), 0, 1)
 
@@ -89,21 +86,19 @@ def microbatches(tree: PyTree, n: int) -> PyTree:
 
 
 def undo_microbatches(tree: PyTree) -> PyTree:
-    """Puts the rows of `microbatches` back in order."""
+    """Merges the parts created by `microbatches`, in the original order of the rows."""
     return jax.tree.map(
         lambda x: jnp.swapaxes(x, 0, 1).reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree
     )
 
 
 def describe(batch: Any) -> str:
-    """Names the shapes and dtypes of a batch in one line.
+    """Returns the names, dtypes and shapes of a batch as one line.
 
     >>> describe({'x': np.zeros((4, 2), np.float32)})
     'x float32[4,2]'
     """
-    names = ["/".join(name) or "batch" for name in trees.leaf_names(batch)]
-    shown = (
-        f"{name} {np.result_type(leaf)}[{','.join(map(str, np.shape(leaf)))}]"
-        for name, leaf in zip(names, jax.tree.leaves(batch), strict=True)
+    return ", ".join(
+        f"{'/'.join(name) or 'batch'} {messages.array_text(np.result_type(leaf), np.shape(leaf))}"
+        for name, leaf in trees.named_leaves(batch).items()
     )
-    return ", ".join(shown)

@@ -1,7 +1,7 @@
-"""What the engine needs to know of a model: two pure functions.
+"""The model interface of the engine: two pure functions.
 
-A bridge makes `ModelFns` from a Linen, NNX, Equinox or Haiku model or from plain
-functions; everything above the bridges speaks only of this record.
+A bridge creates `ModelFns` from a Linen, NNX, Equinox or Haiku model or from plain
+functions; everything above the bridges uses only this record.
 """
 
 import dataclasses
@@ -17,17 +17,11 @@ from tekoa.core.trees import PyTree
 Variables = Mapping[str, PyTree]
 
 
-class InitFn(Protocol):
-    """Makes parameters and the other variables from a key and sample inputs."""
-
-    def __call__(self, rng: Any, inputs: tuple[Any, ...], /) -> tuple[PyTree, Variables]: ...
-
-
 class ApplyFn(Protocol):
     """Runs the model on one batch of inputs.
 
-    Returns the outputs and the variables that changed or may have changed; what it does
-    not return stays as it was.
+    Returns the outputs and the variables that may have changed. Collections that are not
+    returned stay unchanged.
     """
 
     def __call__(
@@ -47,15 +41,15 @@ class ModelFns:
     """A model as pure functions.
 
     Attributes:
-        init: `(rng, inputs) -> (params, variables)`. Variables is a mapping of
-            collections; the collection named 'carry' is kept from batch to batch.
+        init: `(rng, inputs) -> (params, variables)`, from a key and sample inputs. Variables is a
+            mapping of collections; the collection named 'carry' is passed from batch to batch.
         apply: `(params, variables, inputs, rng=, train=) -> (outputs, variables)`.
-        merge: `(params, variables) -> the user's own model object`, where there is one.
-        axes: `(rng, inputs) -> logical axes by name`, where the model names axes of its
-            arrays; a name begins with 'params' or the collection. It computes nothing.
+        merge: `(params, variables) -> the user's own model object`, if there is one.
+        axes: `(rng, inputs) -> logical axes by name`, if the model names the axes of its
+            arrays. A name begins with 'params' or the collection. Computes no arrays.
     """
 
-    init: InitFn
+    init: Callable[[Any, tuple[Any, ...]], tuple[PyTree, Variables]]
     apply: ApplyFn
     merge: Callable[[PyTree, Variables], Any] | None = None
     axes: Callable[[Any, tuple[Any, ...]], Mapping[trees.Name, tuple[Any, ...]]] | None = None
@@ -70,33 +64,36 @@ def run_model(
     rng: jax.Array,
     train: bool,
 ) -> tuple[tuple[Any, ...], dict[str, PyTree]]:
-    """Runs a model, whoever wrote it, and holds it to its contract.
+    """Runs a model and checks its results.
 
     Returns:
-        The outputs as a tuple, and all variables in the form they had before.
+        The outputs as a tuple, and all variables with their previous shapes and dtypes.
 
     Raises:
-        TypeError: If the model gives anything but `(outputs, changed variables)`.
-        ValueError: If a variable is new, or has another shape than before.
+        TypeError: If the model does not return `(outputs, changed variables)`.
+        ValueError: If a variable is new or has changed its shape.
     """
-    given = model.apply(params, variables, inputs, rng=rng, train=train)
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
+    result = model.apply(params, variables, inputs, rng=rng, train=train)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        kind = f"{type(result).__name__} {getattr(result, 'shape', '')}".strip()
+        if isinstance(result, tuple):
+            kind = f"a tuple of {[type(x).__name__ for x in result]}"
         raise TypeError(
-            "The model's apply must give (outputs, variables), with variables a dict of the "
-            f"collections that changed, maybe empty; got {_seen(given)}."
+            "The model's apply must return (outputs, variables), where variables is a dict of the "
+            f"changed collections, possibly empty; got {kind}."
         )
-    outputs, changed = given
+    outputs, changed = result
     if unknown := sorted(changed.keys() - variables.keys()):
         raise ValueError(
-            f"The model's apply gave the collections {unknown}, which its init did not; known are "
-            f"{sorted(variables)}. Make them in init, with the shapes they will have."
+            f"The model's apply returned the collections {unknown}, which its init did not create "
+            f"(it created {sorted(variables)}). Create them in init, with their final shapes."
         )
-    kept = {name: keep_form(variables[name], tree, name) for name, tree in changed.items()}
-    return outputs if isinstance(outputs, tuple) else (outputs,), {**variables, **kept}
+    changed = {name: cast_like(variables[name], tree, name) for name, tree in changed.items()}
+    return outputs if isinstance(outputs, tuple) else (outputs,), {**variables, **changed}
 
 
-def keep_form(old: PyTree, new: PyTree, what: str) -> PyTree:
-    """Gives the new values the old ones' dtypes, so that a state keeps its form.
+def cast_like(old: PyTree, new: PyTree, what: str) -> PyTree:
+    """Casts the new values to the dtypes of the old ones, so that a state keeps its types.
 
     Args:
         old: The tree before a step.
@@ -104,16 +101,16 @@ def keep_form(old: PyTree, new: PyTree, what: str) -> PyTree:
         what: The name of the tree, for messages.
 
     Raises:
-        ValueError: If leaves came or went, or have other shapes.
+        ValueError: If leaves were added or removed, or shapes have changed.
     """
     if jax.tree.structure(old) != jax.tree.structure(new):
-        names = [{"/".join(name) for name in trees.leaf_names(tree)} for tree in (old, new)]
+        a, b = ({"/".join(name) for name in trees.leaf_names(tree)} for tree in (old, new))
         raise ValueError(
-            f"A step must not change the structure of {what!r}: "
-            f"gone are {sorted(names[0] - names[1])}, new are {sorted(names[1] - names[0])}."
+            f"A step must not change the structure of {what!r}: removed {sorted(a - b)}, added "
+            f"{sorted(b - a)}."
         )
 
-    def keep(name: trees.Name, a: Any, b: Any) -> jax.Array:
+    def cast(name: trees.Name, a: Any, b: Any) -> jax.Array:
         if jnp.shape(a) != jnp.shape(b):
             raise ValueError(
                 f"{'/'.join((what, *name))!r} changed its shape in a step, from {jnp.shape(a)} to "
@@ -121,10 +118,4 @@ def keep_form(old: PyTree, new: PyTree, what: str) -> PyTree:
             )
         return jnp.asarray(b, a.dtype)
 
-    return trees.map_named(keep, old, new)
-
-
-def _seen(given: Any) -> str:
-    if isinstance(given, tuple):
-        return f"a tuple of {[type(x).__name__ for x in given]}"
-    return f"{type(given).__name__} {getattr(given, 'shape', '')}".strip()
+    return trees.map_named(cast, old, new)

@@ -1,16 +1,16 @@
-"""A regex table over leaf names gives one value per leaf; the first match wins.
+"""Tables of regular expressions over leaf names; the first match determines a leaf's value.
 
-The same table type serves Amos scales and slot shapes, rate groups, freezing, decay
-masks and shardings.
+Used for Amos scales and slot shapes, rate groups, freezing, decay masks and shardings.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tekoa.core import formula, trees
+from tekoa.core import formula, messages, trees
 
 ParamsFn = Callable[[trees.Name, tuple[int, ...]], Any]
+Table = list[tuple[re.Pattern[str], Any]]
 
 
 class NoRuleError(ValueError):
@@ -20,16 +20,16 @@ class NoRuleError(ValueError):
 def params_fn_from_assign_map(
     assign_map: Mapping[str, Any], name_sep: str = "/", eval_str_value: bool = False
 ) -> ParamsFn:
-    """Makes a function of a parameter's name and shape from a regex table.
+    """Creates a function of a parameter's name and shape from a regex table.
 
     Args:
-        assign_map: Pattern to value, in order. A pattern must match from the start of
-            the joined name; it need not reach its end.
-        name_sep: What joins the parts of a name before matching.
+        assign_map: Pattern to value, in order. A pattern must match at the start of the
+            joined name, but need not reach its end.
+        name_sep: Joins the parts of a name before matching.
         eval_str_value: If true, a string value is a formula of `SHAPE`.
 
     Returns:
-        `fn(name, shape)`, which raises `NoRuleError` where no pattern matches.
+        `fn(name, shape)`, which raises `NoRuleError` if no pattern matches.
 
     Raises:
         ValueError: If a pattern is not a regular expression.
@@ -39,20 +39,15 @@ def params_fn_from_assign_map(
     >>> eta(('Dense_0', 'kernel'), (4, 8))
     0.5
     """
-    table = [(_compiled(pattern), value) for pattern, value in dict(assign_map).items()]
+    table = compile_rules(assign_map)
 
     def params_fn(name: trees.Name, shape: tuple[int, ...]) -> Any:
         joined = name_sep.join(name)
         for pattern, value in table:
             if pattern.match(joined):
-                if eval_str_value and isinstance(value, str):
-                    return formula.evaluate(value, shape)
-                return value
-        raise NoRuleError(
-            f"No rule matches parameter {joined!r} of shape {tuple(shape)}. Patterns tried: "
-            f"{[pattern.pattern for pattern, _ in table]}. "
-            "Add a catch-all '.*' rule if every parameter should match."
-        )
+                is_formula = eval_str_value and isinstance(value, str)
+                return formula.evaluate(value, shape) if is_formula else value
+        raise _no_rule(f"parameter {joined!r} of shape {tuple(shape)}", table)
 
     return params_fn
 
@@ -60,62 +55,48 @@ def params_fn_from_assign_map(
 def map_rules(assign_map: Mapping[str, Any], tree: trees.PyTree) -> trees.PyTree:
     """Replaces every leaf by the value of the first pattern found in its name.
 
-    Here a pattern may match anywhere in the name, so that 'kernel$' means every kernel.
+    Here a pattern may match anywhere in the name, so 'kernel$' means every kernel.
 
     Raises:
-        NoRuleError: If a leaf matches no pattern; it lists all such leaves.
+        NoRuleError: If leaves match no pattern, with their names.
 
     >>> map_rules({'bias$': 'fast', '.*': 'slow'}, {'dense': {'kernel': 0, 'bias': 0}})
     {'dense': {'bias': 'fast', 'kernel': 'slow'}}
     """
-    table = [(_compiled(pattern), value) for pattern, value in dict(assign_map).items()]
-    unmatched = [
-        "/".join(name)
-        for name in trees.leaf_names(tree)
-        if not any(pattern.search("/".join(name)) for pattern, _ in table)
-    ]
+    table = compile_rules(assign_map)
+    names = ["/".join(name) for name in trees.leaf_names(tree)]
+    unmatched = [repr(x) for x in names if not any(pattern.search(x) for pattern, _ in table)]
     if unmatched:
-        raise NoRuleError(
-            f"No rule matches {_listed(unmatched)}. Patterns tried: "
-            f"{[pattern.pattern for pattern, _ in table]}. "
-            "Add a catch-all '.*' rule if every parameter should match."
-        )
-
-    def value_of(name: trees.Name, _: Any) -> Any:
-        return next(value for pattern, value in table if pattern.search("/".join(name)))
-
-    return trees.map_named(value_of, tree)
+        raise _no_rule(messages.some_of(unmatched, limit=8), table)
+    return trees.map_named(lambda name, _: first_match(table, name), tree)
 
 
-def compiled(assign_map: Mapping[str, Any]) -> list[tuple[re.Pattern[str], Any]]:
-    """Makes a table ready for `first_match`.
+def compile_rules(assign_map: Mapping[str, Any]) -> Table:
+    """Compiles the patterns of a table, for `first_match`.
 
     Raises:
         ValueError: If a pattern is not a regular expression.
     """
-    return [(_compiled(pattern), value) for pattern, value in assign_map.items()]
+    try:
+        return [(re.compile(pattern), value) for pattern, value in dict(assign_map).items()]
+    except re.error as error:
+        raise ValueError(
+            f"Rule pattern {error.pattern!r} is not a regular expression: {error}."
+        ) from None
 
 
 def first_match(table: Iterable[tuple[re.Pattern[str], Any]], name: trees.Name) -> Any:
-    """Gives the value of the first pattern found in a name; None if there is none.
+    """Returns the value of the first pattern found in a name, or None if there is none.
 
-    >>> first_match(compiled({'bias$': 1, 'dense': 2}), ('dense', 'kernel'))
+    >>> first_match(compile_rules({'bias$': 1, 'dense': 2}), ('dense', 'kernel'))
     2
     """
     joined = "/".join(name)
     return next((value for pattern, value in table if pattern.search(joined)), None)
 
 
-def _listed(names: Iterable[str], limit: int = 8) -> str:
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(repr(name) for name in names[:limit]) + more
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ValueError(
-            f"Rule pattern {pattern!r} is not a regular expression: {error}."
-        ) from None
+def _no_rule(names: str, table: Table) -> NoRuleError:
+    return NoRuleError(
+        f"No rule matches {names}. Patterns tried: {[pattern.pattern for pattern, _ in table]}. "
+        "Add a catch-all '.*' rule if every parameter should match."
+    )

@@ -1,4 +1,4 @@
-"""The records of the step: all that training remembers, and what one step tells."""
+"""The records of the training step: its state and its output."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -11,35 +11,35 @@ from tekoa.core.trees import PyTree
 
 
 class Health(NamedTuple):
-    """What the step saw of numbers that are not finite."""
+    """A record of NaN and Inf in training steps."""
 
-    n_bad: jax.Array  # Steps whose loss or gradients were not finite.
-    first_step: jax.Array  # The first of them, as the count it would have completed; 0: none.
+    n_bad: jax.Array  # Number of bad steps: with NaN or Inf in loss, gradients or update.
+    first_step: jax.Array  # The first bad step, counted from 1; 0 if there is none.
     first_loss: jax.Array  # Its loss.
-    first_leaf: jax.Array  # Its first bad leaf, of gradients then of parameters; -1: none.
+    first_leaf: jax.Array  # Its first bad leaf: gradients first, then parameters; -1 if none.
 
-
-def healthy() -> Health:
-    """The record before anything went wrong; its arrays are distinct, so they can be donated."""
-    n_bad, first_step = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    return Health(n_bad, first_step, jnp.zeros((), jnp.float32), jnp.full((), -1, jnp.int32))
+    @classmethod
+    def zero(cls) -> "Health":
+        """Creates an empty record from distinct arrays, so that all can be donated."""
+        n_bad, first_step = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+        return cls(n_bad, first_step, jnp.zeros((), jnp.float32), jnp.full((), -1, jnp.int32))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """Everything that a step reads and writes; what resumes is exactly this.
+    """Everything that a step reads and writes, and all that a resumed run restores.
 
     Attributes:
         step: Completed optimizer steps, int32. Steps skipped by `on_nan="skip"` count.
-        params: What is learned.
+        params: The trainable parameters.
         variables: The model's other collections, without the carry.
         opt_state: The optimizer's state.
         average: Moving average of the parameters, or None.
-        carry: What a recurrent model hands from batch to batch, or None.
+        carry: The state of a recurrent model between batches, or None.
         rng: The root key; step k uses it folded with k.
-        sums: Metrics gathered since they were last read.
-        health: The record of numbers that were not finite.
+        sums: Metrics summed since they were last read.
+        health: The record of NaN and Inf.
     """
 
     step: jax.Array
@@ -54,25 +54,24 @@ class TrainState:
 
     @property
     def eval_params(self) -> PyTree:
-        """What evaluation, best checkpoints and prediction use: the average if there is one."""
+        """The parameters for evaluation and prediction: the average if there is one."""
         return self.params if self.average is None else self.average
 
     def replace(self, **changes: Any) -> "TrainState":
-        """Gives a copy with some fields changed."""
+        """Returns a copy with some fields replaced."""
         return dataclasses.replace(self, **changes)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """What one step tells of itself.
+    """The output of one training step.
 
     Attributes:
         loss: The loss of this step's batch, before the update.
-        gradients_l2norm: Norm of the gradients that the optimizer was given; None where it is
-            not told.
-        weights_l2norm: Norm of the parameters that the step made; None where it is not told.
-        grads: The gradients themselves, where asked for, else None.
+        gradients_l2norm: Norm of the gradients passed to the optimizer, or None if not computed.
+        weights_l2norm: Norm of the updated parameters, or None if not computed.
+        grads: The gradients themselves if requested, else None.
     """
 
     loss: jax.Array

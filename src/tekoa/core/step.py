@@ -1,7 +1,7 @@
-"""The one training step, pure: `step(state, batch) -> (state, output)`.
+"""The training step as a pure function: `step(state, batch) -> (state, output)`.
 
-Everything that trains in this package runs the function made here; jit is the caller's.
-`step` in the state counts completed optimizer steps: accumulation happens inside one.
+All training in this package runs the function created here; the caller compiles it.
+`state.step` counts completed optimizer steps: gradient accumulation happens inside one.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from tekoa.core import batch as batches
-from tekoa.core import guard, metrics, objective, trees
-from tekoa.core.model import ModelFns, Variables, keep_form, run_model
-from tekoa.core.state import StepOutput, TrainState, healthy
+from tekoa.core import metrics, nonfinite, objective, trees
+from tekoa.core.model import ModelFns, Variables, cast_like, run_model
+from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.trees import PyTree
 
 Step = Callable[[TrainState, Any], tuple[TrainState, StepOutput]]
@@ -22,22 +22,23 @@ Step = Callable[[TrainState, Any], tuple[TrainState, StepOutput]]
 
 def init_state(
     model: ModelFns,
-    tx: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     rng: jax.Array,
     *,
     inputs: tuple[Any, ...],
     ema: float | None = None,
     metric_names: tuple[str, ...] = (),
 ) -> TrainState:
-    """Makes the state before the first step.
+    """Creates the state before the first step.
 
     Args:
         model: The model as pure functions.
-        tx: The optimizer.
-        rng: A key; one half makes the parameters, the other is the root of all steps.
+        optimizer: Any optax transformation.
+        rng: A key. It is split in two: one key initialises the parameters, the other is the
+            root key of all steps.
         inputs: Sample inputs of the model.
-        ema: If given, the state holds a moving average of the parameters.
-        metric_names: Names of the metrics that the loss gives besides its value.
+        ema: If set, the state has a moving average of the parameters.
+        metric_names: Names of the metrics that the loss returns besides its value.
 
     Raises:
         TypeError: If a parameter is not a floating point array.
@@ -45,61 +46,65 @@ def init_state(
     init_rng, state_rng = jax.random.split(rng)
     params, variables = model.init(init_rng, inputs)
     _check_params(params)
-    variables, carry = objective.without_carry(variables)
+    variables, carry = objective.split_carry(variables)
 
     @jax.jit  # One program instead of one per leaf and operation.
-    def made(params: PyTree, variables: Variables, carry: PyTree, rng: jax.Array) -> TrainState:
+    def make(params: PyTree, variables: Variables, carry: PyTree, rng: jax.Array) -> TrainState:
         state = TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
             variables=variables,
-            opt_state=tx.init(params),
+            opt_state=optimizer.init(params),
             average=None if ema is None else params,
             carry=carry,
             rng=rng,
             sums=metrics.zeros(dict.fromkeys(metric_names)),
-            health=healthy(),
+            health=Health.zero(),
         )
-        return jax.tree.map(owned, state)
+        return jax.tree.map(donatable_copy, state)
 
-    return made(params, variables, carry, state_rng)
+    return make(params, variables, carry, state_rng)
 
 
-def owned(x: Any) -> jax.Array:
-    """A copy that can be donated, and is not weakly typed: the step would compile twice."""
+def donatable_copy(x: Any) -> jax.Array:
+    """Copies `x` so that it can be donated, and makes it strongly typed.
+
+    A weakly typed state would compile the step twice.
+    """
     x = jnp.copy(x)
-    return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x.astype(x.dtype)
+    return x if trees.is_key(x) else x.astype(x.dtype)
 
 
 def make_train_step(
     model: ModelFns,
     loss: objective.Loss | None,
-    tx: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     *,
     accumulate: int = 1,
     ema: float | None = None,
     precision: objective.Precision = "float32",
-    on_nan: guard.OnNan = "stop",
+    on_nan: nonfinite.OnNan = "stop",
     keep_grads: bool = False,
     split: objective.Split = batches.split_batch,
 ) -> Step:
-    """Makes the training step.
+    """Creates the training step.
 
     Args:
         model: The model as pure functions.
-        loss: `loss(*outputs, *targets)` -> a number, a `Mean(total, count)` (such as the
+        loss: `loss(*outputs, *targets)` returns a number, a `Mean(total, count)` (such as the
             sum over tokens and their number), or a pair of one of these and a dict of
-            metrics. None: the model's output is that already.
-        tx: Any optax transformation; it is offered `value`, `grad` and `value_fn`.
-        accumulate: Number of parts in which the batch is run, one after the other, before
-            the one update. The result is that of the whole batch.
-        ema: Decay of the moving average of the parameters, once per step.
+            metrics. If None, the model's output is the loss.
+        optimizer: Any optax transformation; `value`, `grad` and `value_fn` are passed to its
+            update.
+        accumulate: Number of microbatches whose gradients are accumulated for one update. The
+            result is that of the full batch.
+        ema: Decay of the moving average of the parameters, updated once per step.
         precision: "bf16" runs the model in bfloat16; parameters and slots stay float32.
-        on_nan: What a loss or gradient that is not finite does. "stop" leaves this and all
-            later states at the last good step; "skip" leaves out the update; "count" goes on and
-            counts the step; "ignore" goes on.
-        keep_grads: If true, the output holds the gradients.
-        split: Tells the inputs of a batch from its targets.
+        on_nan: What to do at NaN or Inf in loss, gradients or update. "stop" keeps the state of
+            the last good step in this and all later steps; "skip" omits the update; "count"
+            applies it and counts the step; "ignore" applies it.
+        keep_grads: If true, the output includes the gradients.
+        split: Separates the inputs of a batch from its targets.
 
     Returns:
         `step(state, batch) -> (state, StepOutput)`, a pure function.
@@ -107,7 +112,7 @@ def make_train_step(
     Raises:
         ValueError: If an argument is out of range.
     """
-    _check_choice("on_nan", on_nan, guard.OnNan)
+    _check_choice("on_nan", on_nan, nonfinite.OnNan)
     _check_choice("precision", precision, objective.Precision)
     if accumulate < 1:
         raise ValueError(f"accumulate must be 1 or more, got {accumulate}.")
@@ -116,32 +121,32 @@ def make_train_step(
     loss_of = objective.make_objective(model, loss, precision=precision, split=split)
     value_and_grad = objective.make_value_and_grad(loss_of, accumulate)
     value_alone = objective.make_value(loss_of, accumulate)
-    tx = optax.with_extra_args_support(tx)
+    tx = optax.with_extra_args_support(optimizer)
 
     def step(state: TrainState, batch: Any) -> tuple[TrainState, StepOutput]:
         rng = jax.random.fold_in(state.rng, state.step)
-        given = objective.with_carry(state.variables, state.carry), batch, rng
-        value, grads, variables, found = value_and_grad(state.params, *given)
+        inputs = objective.merge_carry(state.variables, state.carry), batch, rng
+        value, grads, variables, means = value_and_grad(state.params, *inputs)
         updates, opt_state = tx.update(
             grads,
             state.opt_state,
             state.params,
             value=value,
             grad=grads,
-            value_fn=lambda params: value_alone(params, *given),
+            value_fn=lambda params: value_alone(params, *inputs),
         )
         params = optax.apply_updates(state.params, updates)
-        variables, carry = objective.without_carry(variables)
+        variables, carry = objective.split_carry(variables)
         new = state.replace(
             step=state.step + 1,
             params=params,
             variables=variables,
-            opt_state=keep_form(state.opt_state, opt_state, "optimizer state"),
-            average=moved(state.average, params, ema),
+            opt_state=cast_like(state.opt_state, opt_state, "optimizer state"),
+            average=updated_average(state.average, params, ema),
             carry=carry,
-            sums=_gathered(state.sums, found),
+            sums=_add_metrics(state.sums, means),
         )
-        new = guard.guarded(
+        new = nonfinite.select_finite(
             state,
             new,
             value=value,
@@ -159,19 +164,38 @@ def make_train_step(
     return step
 
 
+def scan_steps(step: Step) -> Step:
+    """Creates a function that runs `step` for each of several batches, in one `lax.scan`.
+
+    Returns:
+        `many_steps(state, batches) -> (state, output)`: the leaves of `batches` have a new leading
+        axis, one entry per step; the output holds only the loss of the last step.
+    """
+
+    def one_step(state: TrainState, batch: Any) -> tuple[TrainState, jax.Array]:
+        state, output = step(state, batch)
+        return state, output.loss
+
+    def many_steps(state: TrainState, batches: Any) -> tuple[TrainState, StepOutput]:
+        state, losses = jax.lax.scan(one_step, state, batches)
+        return state, StepOutput(loss=losses[-1])
+
+    return many_steps
+
+
 def make_eval_step(
     model: ModelFns,
     metric_fns: Mapping[str, Callable[..., Any]],
     *,
     split: objective.Split = batches.split_batch,
 ) -> Callable[..., tuple[dict[str, metrics.Mean], Variables]]:
-    """Makes `step(params, variables, batch, rng) -> (means, variables)`.
+    """Creates `step(params, variables, batch, rng) -> (means, variables)`.
 
     Args:
         model: The model as pure functions.
-        metric_fns: Name to `fn(*outputs, *targets)`, which gives a mean over the batch, one
+        metric_fns: Name to `fn(*outputs, *targets)`, which returns a mean over the batch, one
             number per row, or a `Mean(total, count)`.
-        split: Tells the inputs of a batch from its targets.
+        split: Separates the inputs of a batch from its targets.
     """
 
     def step(params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
@@ -190,7 +214,7 @@ def make_eval_step(
 def make_predict_step(
     model: ModelFns, *, split: objective.Split = batches.split_batch
 ) -> Callable[..., tuple[Any, Variables]]:
-    """Makes `step(params, variables, batch, rng) -> (outputs, variables)`."""
+    """Creates `step(params, variables, batch, rng) -> (outputs, variables)`."""
 
     def step(params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
         inputs, _ = split(batch)
@@ -200,17 +224,17 @@ def make_predict_step(
     return step
 
 
-def moved(average: PyTree, params: PyTree, ema: float | None) -> PyTree:
-    """Gives the average after a step; as it is where there is no `ema`."""
+def updated_average(average: PyTree, params: PyTree, ema: float | None) -> PyTree:
+    """Returns the updated moving average, or `average` unchanged if `ema` is None."""
     if ema is None:
         return average
     if average is None:
-        raise ValueError("ema is set, but the state has no average: init_state(..., ema=...).")
+        raise ValueError("ema is set, but the state has no average. Use init_state(..., ema=...).")
     return moving_average(average, params, ema)
 
 
 def moving_average(average: PyTree, params: PyTree, decay: float) -> PyTree:
-    """Moves an average of parameters one step: decay * average + (1 - decay) * params.
+    """Computes decay * average + (1 - decay) * params.
 
     >>> moving_average(jnp.float32(1.0), jnp.float32(2.0), 0.75)
     Array(1.25, dtype=float32)
@@ -218,20 +242,21 @@ def moving_average(average: PyTree, params: PyTree, decay: float) -> PyTree:
     return jax.tree.map(lambda a, p: (decay * a + (1 - decay) * p).astype(a.dtype), average, params)
 
 
-def _gathered(sums: Mapping[str, metrics.Mean], found: Mapping[str, metrics.Mean]):
-    if sums.keys() != found.keys():
+def _add_metrics(sums: Mapping[str, metrics.Mean], means: Mapping[str, metrics.Mean]):
+    if sums.keys() != means.keys():
         raise ValueError(
-            f"The loss gave the metrics {sorted(found)}, the state was made for {sorted(sums)}."
+            f"The loss returned the metrics {sorted(means)}, but the state was created for "
+            f"{sorted(sums)}. Use init_state(..., metric_names=...)."
         )
-    return metrics.merge(sums, found)
+    return metrics.merge(sums, means)
 
 
 def _check_params(params: PyTree) -> None:
     for name, leaf in trees.flatten_named(params).items():
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
             raise TypeError(
-                f"Parameter {name!r} has dtype {jnp.result_type(leaf)}; only floating point "
-                "arrays are learned. Put it among the model's other variables."
+                f"Parameter {name!r} has dtype {jnp.result_type(leaf)}, but only floating point "
+                "arrays can be trained. Move it to the model's other variables."
             )
 
 

@@ -1,4 +1,4 @@
-"""Data patterns: what a string such as 'idx://data/mnist/split=train' or '*.jsonl' stands for."""
+"""Data patterns: strings such as 'idx://data/mnist/split=train' or '*.jsonl' that name data."""
 
 import glob
 import itertools
@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tekoa.data import images, lines, records, tables, tfds
-from tekoa.data.reader import DataError, Draw, Info, RandomAccess, Reader
+from tekoa.data.readers import images, lines, records, tables, tfds
+from tekoa.data.readers.base import DataError, Info, RandomAccess, Reader, RowRequest
+from tekoa.data.readers.views import Concatenated
 from tekoa.data.source import Source
-from tekoa.data.wrappers import Concatenated
 
 Pattern = str | Path | Sequence[str]
 
@@ -18,20 +18,20 @@ _SHARD_OF = r"(-\d+-of-\d+)?"
 
 
 def load(pattern: Pattern) -> Source:
-    """Opens the data that a pattern stands for.
+    """Opens the data that a pattern names.
 
     Args:
         pattern: A scheme (`digits://split=train`, `idx://DIR/split=train`, `npz://FILE`,
             `tfds://NAME/split=train`, `dummy://`), a path or glob of .jsonl, .csv, .parquet,
-            .npz, .tfrecord, .array_record or text files, several of them with commas
-            between, or a list.
+            .npz, .tfrecord, .array_record or text files, several of them separated by commas,
+            or a list.
 
     Returns:
-        A source of all the examples, one file after the other. `dummy://` gives one without
-        examples: the model makes its own.
+        A source of all examples, one file after the other. It is empty for `dummy://`, which
+        is for models that generate their own data.
 
     Raises:
-        DataError: If a pattern matches nothing or a file cannot be read; it names both.
+        DataError: If a pattern matches nothing or a file cannot be read.
 
     >>> load('digits://split=train')[0]['label']
     array(0, dtype=int32)
@@ -39,19 +39,19 @@ def load(pattern: Pattern) -> Source:
     names = filenames(pattern)
     if not names:
         return Source(DummyReader())
-    parts: list[Reader] = []
-    for (_, read), same in itertools.groupby(names, _reader_of):
-        parts += read(list(same))
-    for part in parts:
-        part.first()  # A broken file shows itself here rather than in the middle of training.
-    return Source(parts[0] if len(parts) == 1 else Concatenated(parts))
+    readers: list[Reader] = []
+    for (_, read), names_of_kind in itertools.groupby(names, _kind_of):
+        readers += read(list(names_of_kind))
+    for reader in readers:
+        reader.first()  # Finds a broken file now rather than in the middle of training.
+    return Source(readers[0] if len(readers) == 1 else Concatenated(readers))
 
 
 def filenames(pattern: Pattern) -> list[str]:
-    """Lists the files and schemes that a pattern stands for; `dummy://` stands for none.
+    """Lists the files and schemes that a pattern matches; `dummy://` matches none.
 
     Raises:
-        DataError: If a path or glob matches no file, or a scheme is not known.
+        DataError: If a path or glob matches no file, or a scheme is unknown.
 
     >>> filenames('digits://split=train,dummy://')
     ['digits://split=train']
@@ -61,55 +61,48 @@ def filenames(pattern: Pattern) -> list[str]:
     pieces = pattern.split(",") if isinstance(pattern, str) else pattern
     pieces = [str(piece).strip() for piece in pieces]
     if "" in pieces:
-        raise DataError(f"The data pattern {','.join(pieces)!r} has an empty part.")
-    return [name for piece in pieces for name in _expanded(piece)]
+        raise DataError(
+            f"The data pattern {','.join(pieces)!r} has an empty part. Remove the extra comma, or "
+            "use dummy:// if there is no data."
+        )
+    return [name for piece in pieces for name in _expand(piece)]
 
 
-def _expanded(piece: str) -> list[str]:
+def _expand(piece: str) -> list[str]:
     scheme = _SCHEME.fullmatch(piece)
     if scheme is None:
-        return _matches(piece, piece)
+        return _match_files(piece, piece)
     kind, rest = scheme.groups()
     if kind == "dummy":
         return []
     if kind == "npz":
-        return [f"npz://{path}" for path in _matches(rest, piece)]
+        return [f"npz://{path}" for path in _match_files(rest, piece)]
     if kind not in _SCHEMES:
         raise DataError(
-            f"The data pattern {piece!r} has the unknown scheme {kind!r}. There are "
-            f"{sorted([*_SCHEMES, 'dummy'])}; files are given by their paths."
+            f"The data pattern {piece!r} has the unknown scheme {kind!r}. The schemes are "
+            f"{sorted([*_SCHEMES, 'dummy'])}; for files, use their paths."
         )
     return [piece]
 
 
-def _matches(path: str, piece: str) -> list[str]:
-    # A name that is there wins, so that '[' in a file's name does not need escaping.
-    found = [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
-    found = [name for name in found if Path(name).is_file()]
-    if not found:
+def _match_files(path: str, piece: str) -> list[str]:
+    # An existing file has precedence, so that '[' in its name needs no escaping.
+    matches = [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
+    matches = [name for name in matches if Path(name).is_file()]
+    if not matches:
         hint = " It is a directory; add /* for the files in it." if Path(path).is_dir() else ""
         raise DataError(f"The data pattern {piece!r} matches no file.{hint}")
-    return found
+    return matches
 
 
-def _reader_of(name: str) -> tuple[str, Callable[[list[str]], list[Reader]]]:
-    """Gives the kind of a name and the function that reads several of that kind."""
+def _kind_of(name: str) -> tuple[str, Callable[[list[str]], list[Reader]]]:
+    """Returns the kind of a name and the function that reads several names of that kind."""
     scheme = _SCHEME.fullmatch(name)
     if scheme is not None:
         return scheme[1], _SCHEMES[scheme[1]]
     bare = name.removesuffix(".gz")
-    for ending, read in _ENDINGS.items():
-        if re.search(ending, bare, re.IGNORECASE):
-            return ending, read
-    return "text", _read_text
-
-
-def _read_text(paths: list[str]) -> list[Reader]:
-    return [lines.LineReader(paths, lines.text_example)]
-
-
-def _read_json(paths: list[str]) -> list[Reader]:
-    return [lines.LineReader(paths, lines.json_example)]
+    ending = next(e for e in _ENDINGS if re.search(e, bare, re.IGNORECASE))
+    return ending, _ENDINGS[ending]
 
 
 def _one_by_one(read: Callable[[str], Reader]) -> Callable[[list[str]], list[Reader]]:
@@ -122,13 +115,13 @@ def _after_scheme(read: Callable[[str], Reader]) -> Callable[[list[str]], list[R
 
 def _read_digits(rest: str) -> Reader:
     if not rest.startswith("split="):
-        raise DataError(f"digits://{rest} must be digits://split=train or digits://split=test.")
+        raise DataError(f"digits://{rest}: use digits://split=train or digits://split=test.")
     return images.read_digits(rest.removeprefix("split="))
 
 
 def _read_idx(rest: str) -> Reader:
-    directory, mark, split = rest.rpartition("/split=")
-    if not mark:
+    directory, separator, split = rest.rpartition("/split=")
+    if not separator:
         raise DataError(f"idx://{rest} must have the form idx://DIR/split=train or .../split=test.")
     return images.read_idx_split(directory, split)
 
@@ -141,17 +134,18 @@ _SCHEMES: dict[str, Callable[[list[str]], list[Reader]]] = {
 }
 
 _ENDINGS: dict[str, Callable[[list[str]], list[Reader]]] = {
-    r"\.jsonl$": _read_json,
+    r"\.jsonl$": lambda paths: [lines.LineReader(paths, lines.json_example)],
     r"\.csv$": _one_by_one(tables.read_csv),
     r"\.parquet$": _one_by_one(tables.read_parquet),
     r"\.npz$": _one_by_one(images.read_npz),
     rf"\.tfrecords?{_SHARD_OF}$": lambda paths: [records.read_tfrecords(paths)],
     rf"\.array_?record{_SHARD_OF}$": lambda paths: [records.read_array_records(paths)],
+    r"$": lambda paths: [lines.LineReader(paths, lines.text_example)],  # Any other file is text.
 }
 
 
 class DummyReader(RandomAccess):
-    """No data at all: `dummy://`, for a model that makes its own."""
+    """No data: `dummy://`, for models that generate their own."""
 
     name = "dummy:// (the model makes its own data)"
     info = Info(name=name)
@@ -159,6 +153,5 @@ class DummyReader(RandomAccess):
     def __len__(self) -> int:
         return 0
 
-    def gather(self, draw: Draw) -> dict:
-        """Fails: there is nothing to give."""
-        raise DataError("dummy:// has no examples of its own; the model must make them.")
+    def gather(self, request: RowRequest) -> dict:
+        raise DataError("dummy:// has no examples; the model must generate its own data.")

@@ -1,4 +1,4 @@
-"""`Source`: examples by number, mapped, cut, and handed out in batches."""
+"""`Source`: examples by number, with methods to map, select and batch them."""
 
 import functools
 import operator
@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from tekoa.data import reader as readers
-from tekoa.data import stacking, wrappers
-from tekoa.data.batches import Batches
-from tekoa.data.order import Plan, Remainder, Shuffle
+from tekoa.data.batching import stacking
+from tekoa.data.batching.batches import Batches
+from tekoa.data.batching.order import BatchPlan, Remainder, Shuffle
+from tekoa.data.readers import base as readers
+from tekoa.data.readers import views
 
 
 class Source:
-    """Data that can be looked at, mapped and batched; made by `load` and `as_source`.
+    """Data that can be inspected, mapped and batched; created by `load` and `as_source`.
 
-    Methods give a new source and leave this one as it is.
+    Methods return a new source and leave this one unchanged.
 
     >>> from tekoa import data
     >>> source = data.load('digits://split=test')
@@ -31,7 +32,7 @@ class Source:
 
     @functools.cached_property
     def info(self) -> readers.Info:
-        """Shapes, dtypes, number of classes and value range, where known."""
+        """Shapes and dtypes, and the number of classes and value range if known."""
         return self._reader.info
 
     def __repr__(self) -> str:
@@ -43,55 +44,57 @@ class Source:
     def __getitem__(self, at: int) -> Any:
         at = at + len(self) if at < 0 else at
         if at < 0 or self._reader.reach(at + 1) <= at:
-            raise IndexError(f"{self._reader.name} has {len(self)} examples; {at} is not one.")
-        return stacking.row(self._reader.gather(readers.Draw.of_rows([at])), 0)
+            raise IndexError(f"{self._reader.name} has {len(self)} examples, but no number {at}.")
+        return stacking.row(self._reader.gather(readers.RowRequest.of_rows([at])), 0)
 
     def __iter__(self) -> Iterator[Any]:
-        """Gives the examples of one epoch, in the order of the source."""
-        for batch in Batches(self._reader, Plan(batch_size=1, epochs=1)):
+        """Yields the examples of one epoch, in the order of the source."""
+        for batch in Batches(self._reader, BatchPlan(batch_size=1, epochs=1)):
             yield stacking.row(batch, 0)
 
     def map(self, fn: Callable[[Any], Any]) -> "Source":
-        """Applies `fn(example)` to each example, when it is read."""
-        return self._mapped(wrappers.OnExample(fn), 1)
+        """Returns a source that applies `fn(example)` to each example when it is read."""
+        return self._map(views.apply_to_examples, fn, 1)
 
     def map_with_rng(self, fn: Callable[[Any, np.random.Generator], Any]) -> "Source":
-        """Applies `fn(example, rng)`; the generator depends on seed, epoch and row only.
+        """Returns a source that applies `fn(example, rng)` to each example.
 
-        So an augmentation is the same after a restart, on any number of shards.
+        The generator depends on seed, epoch and row only, so an augmentation is the same after
+        a restart and on any number of shards.
         """
-        return self._mapped(wrappers.OnExampleWithRng(fn), 1)
+        return self._map(views.apply_with_rng, fn, 1)
 
     def map_batch(self, fn: Callable[[Any], Any]) -> "Source":
-        """Applies `fn(batch)` to many examples at once, stacked along the first axis.
+        """Returns a source that applies `fn(batch)` to several stacked examples at once.
 
-        Each row of the result must depend on the same row of the batch only, since how many
-        rows come together is not fixed.
+        Each row of the result must depend only on the same row of the batch, because the
+        number of rows per call is not fixed.
         """
-        return self._mapped(wrappers.OnBatch(fn), self._reader.block_rows)
+        return self._map(views.apply_to_batch, fn, self._reader.block_rows)
 
-    def _mapped(self, transform: Callable[[Any, Any], Any], block_rows: int) -> "Source":
-        return Source(wrappers.Mapped(self._reader, transform, block_rows), epochs=self._epochs)
+    def _map(self, apply: Callable[..., Any], fn: Callable[..., Any], block_rows: int) -> "Source":
+        mapped = views.Mapped(self._reader, functools.partial(apply, fn), block_rows)
+        return Source(mapped, epochs=self._epochs)
 
     def take(self, n: int) -> "Source":
-        """Keeps the first `n` examples; -1 keeps all."""
-        return self if n < 0 else Source(wrappers.part(self._reader, limit=n), epochs=self._epochs)
+        """Returns a source of the first `n` examples; -1 keeps all."""
+        return self if n < 0 else Source(views.part(self._reader, limit=n), epochs=self._epochs)
 
     def shard(self, index: int, count: int) -> "Source":
-        """Keeps every `count`-th example from number `index` on.
+        """Returns a source of every `count`-th example, starting at `index`.
 
-        For data functions that are asked for a shard. Batches have a `shard` of their own,
-        which does not change what a batch holds.
+        For data functions that must return a shard. `batches` has its own `shard` option,
+        which splits each batch without changing its examples.
         """
         if not 0 <= index < count:
             raise ValueError(f"shard needs 0 <= index < count, got {index} of {count}.")
         if count == 1:
             return self
-        return Source(wrappers.part(self._reader, start=index, step=count), epochs=self._epochs)
+        return Source(views.part(self._reader, start=index, step=count), epochs=self._epochs)
 
     def repeat(self, epochs: int | None) -> "Source":
-        """Makes `epochs` passes count as one for `batches`; None repeats for ever."""
-        return Source(self._reader, epochs=_times(self._epochs, epochs))
+        """Returns a source of which one epoch is `epochs` passes; None repeats forever."""
+        return Source(self._reader, epochs=_multiply(self._epochs, epochs))
 
     def batches(
         self,
@@ -106,36 +109,37 @@ class Source:
         take: int = -1,
         workers: int = 0,
     ) -> Batches:
-        """Gives an iterator of batches, with `state()` and `restore(state)`.
+        """Returns an iterator over batches, with `state()`, `restore(state)` and `seek(i)`.
 
-        Batch i depends on the source, these options and i, and on nothing else. Batches span
-        epoch borders; only the very last one can be short.
+        Batch i depends only on the source, these options and i. Batches span epoch boundaries;
+        only the very last one can be short.
 
         Args:
-            batch_size: Rows of a batch over all shards together.
+            batch_size: Number of rows of a batch, over all shards.
             seed: Selects the order of a shuffle.
-            shuffle: None keeps the order of the source. True shuffles each epoch as a whole.
-                A number does the same where rows have random access and their number is known;
-                where they are read from text or a stream, it shuffles within so many rows.
-            epochs: How many passes to make; None goes on for ever.
-            consecutive: Row j of batch i+1 is the example after row j of batch i, in runs of so
-                many batches; the runs are what is shuffled.
-            remainder: What becomes of a last batch that is not full. 'drop' leaves it out, 'pad'
-                repeats its last example and adds a boolean field `mask`, 'keep' gives it short.
-                Boolean fields named `*_mask` are False in the repeated examples.
-            shard: (index, count): hand out only this contiguous part of every batch.
+            shuffle: None keeps the order of the source. True shuffles each complete epoch. A
+                number does the same for data with random access and known length; text files
+                and streams are shuffled within windows of that many rows.
+            epochs: Number of passes over the data; None repeats forever.
+            consecutive: Row j of batch i+1 is the example after row j of batch i, in groups of
+                this many batches; the groups are shuffled.
+            remainder: What to do with an incomplete last batch: 'drop' it, 'pad' it with copies
+                of its last example and add a boolean field `mask`, or 'keep' it short. When
+                padding, boolean fields named `*_mask` are False in the copies.
+            shard: (index, count): return only this contiguous part of each batch.
             take: Use only the first `take` examples; -1 uses all.
-            workers: Processes that read and map ahead. Worth it for costly map functions only.
+            workers: Number of processes that read and map ahead. Useful only for slow map
+                functions.
 
         Raises:
-            ValueError: If options do not fit together.
-            DataError: If there is no batch to give.
+            ValueError: If the options contradict one another.
+            DataError: If there are too few examples for a batch.
         """
-        plan = Plan(
+        plan = BatchPlan(
             batch_size=operator.index(batch_size),
             seed=operator.index(seed),
             shuffle=shuffle,
-            epochs=_times(self._epochs, epochs),
+            epochs=_multiply(self._epochs, epochs),
             consecutive=consecutive,
             remainder=remainder,
             shard=shard,
@@ -143,5 +147,5 @@ class Source:
         return Batches(self.take(take)._reader, plan, n_workers=workers)
 
 
-def _times(a: int | None, b: int | None) -> int | None:
+def _multiply(a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else a * b

@@ -2,7 +2,7 @@
 
 import sys
 
-from tekoa.estimator.cli import main
+from tekoa.estimator.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,1 +1,1 @@
-"""Small functions from a checkpoint to the same checkpoint."""
+"""Extensions: callables that receive a checkpoint and return it."""

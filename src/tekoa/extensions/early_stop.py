@@ -1,4 +1,4 @@
-"""Stops training when a metric has not improved for a while."""
+"""Stops training when a metric no longer improves."""
 
 import json
 import math
@@ -7,28 +7,28 @@ import pathlib
 from collections.abc import Callable
 from typing import Literal
 
-from tekoa.loop.checkpoint import Checkpoint, as_summary
-from tekoa.store import files
+from tekoa.loop.checkpoint import Checkpoint, find_metric
+from tekoa.store.commit import durable
 
 
 class EarlyStopping:
-    """Asks for a stop after `patience` checkpoints without an improvement.
+    """Requests a stop after `patience` checkpoints without an improvement.
 
     Args:
         metric: Name of the metric.
-        patience: Checkpoints without improvement after which to stop.
+        patience: Number of checkpoints without improvement after which to stop.
         mode: Whether a lower ("min") or a higher ("max") value is better.
         group: The metric's group.
-        min_delta: By how much a value must be better to count.
-        stop: Called once when it is time, such as `train_loop.stop`.
-        path: A file that keeps what was seen: a run that goes on after a restart is then as
-            patient as one that never stopped.
+        min_delta: By how much a value must be better to count as an improvement.
+        stop: Called once when it is time to stop, such as `train_loop.stop`.
+        path: A file that stores the values so far, so that a resumed run stops at the same step
+            as an uninterrupted one.
 
     Raises:
-        ValueError: If an option is wrong, or the file holds something else.
+        ValueError: If an option is invalid, or the file was not written by `EarlyStopping`.
 
     Attributes:
-        should_stop: Whether it is time.
+        should_stop: Whether it is time to stop.
     """
 
     def __init__(
@@ -50,30 +50,23 @@ class EarlyStopping:
         self._sign = 1 if mode == "min" else -1
         self._min_delta, self._stop = min_delta, stop
         self._path = None if path is None else pathlib.Path(path)
-        self._seen = {} if self._path is None else _read(self._path)
+        self._values = {} if self._path is None else _read_values(self._path)
         self.should_stop = False
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Looks at the metric of one checkpoint.
+        """Records the metric of one checkpoint.
 
         Raises:
-            KeyError: If the checkpoint has no such metric.
+            LookupError: If the checkpoint has no such metric.
         """
-        metrics = as_summary(checkpoint).metrics
-        try:
-            value = metrics[self._group][self._metric]
-        except KeyError:
-            raise KeyError(
-                f"EarlyStopping looks for {self._group}/{self._metric}; this checkpoint has "
-                f"{[f'{g}/{n}' for g, names in metrics.items() for n in names]}."
-            ) from None
-        # A run that goes on from an older step comes here again.
-        earlier = {step: old for step, old in self._seen.items() if step < checkpoint.step}
-        self._seen = {**earlier, checkpoint.step: float(value)}
+        value = find_metric(checkpoint, self._group, self._metric)
+        # A run that resumes from an older step repeats later ones.
+        earlier = {step: old for step, old in self._values.items() if step < checkpoint.step}
+        self._values = {**earlier, checkpoint.step: value}
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            files.replace(self._path, json.dumps(self._seen).encode())
-        if self._best_and_since()[1] >= self._patience and not self.should_stop:
+            durable.replace(self._path, json.dumps(self._values).encode())
+        if self._best_and_n_since()[1] >= self._patience and not self.should_stop:
             self.should_stop = True
             if self._stop is not None:
                 self._stop()
@@ -81,13 +74,13 @@ class EarlyStopping:
 
     @property
     def best(self) -> float | None:
-        """The best value so far; None if there was none."""
-        return self._best_and_since()[0]
+        """The best value so far, or None."""
+        return self._best_and_n_since()[0]
 
-    def _best_and_since(self) -> tuple[float | None, int]:
-        """Gives the best value and how many came after it without an improvement."""
+    def _best_and_n_since(self) -> tuple[float | None, int]:
+        """Returns the best value, and the number of values since then."""
         best, n_since = None, 0
-        for value in self._seen.values():
+        for value in self._values.values():
             if math.isfinite(value) and (
                 best is None or self._sign * (best - value) > self._min_delta
             ):
@@ -97,11 +90,11 @@ class EarlyStopping:
         return best, n_since
 
 
-def _read(path: pathlib.Path) -> dict[int, float]:
+def _read_values(path: pathlib.Path) -> dict[int, float]:
     try:
-        found = json.loads(path.read_text())
-        return {int(step): float(value) for step, value in found.items()}
+        values = json.loads(path.read_text())
+        return {int(step): float(value) for step, value in values.items()}
     except FileNotFoundError:
         return {}
     except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} does not hold what EarlyStopping has seen: {error}") from None
+        raise ValueError(f"{path} was not written by EarlyStopping: {error}") from None

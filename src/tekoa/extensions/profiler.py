@@ -1,101 +1,76 @@
-"""Records a trace of chosen steps for TensorBoard or XProf."""
+"""Records a profile of chosen steps for TensorBoard or XProf."""
 
 import os
-from collections.abc import Callable
 
 import jax
 
+from tekoa._aliases import accept_aliases
 from tekoa.loop.checkpoint import Checkpoint
-from tekoa.loop.task import StopFlag
 
 
 class ProfilerTrace:
-    """Traces from the first checkpoint at or after `start_step` for `n_steps` steps.
+    """Profiles at least `n_steps` steps, from the first checkpoint at or after `start_step`.
 
-    Tracing starts and ends at checkpoints, so it may cover more steps than asked for.
+    Recording starts and ends at checkpoints, so it may cover more steps than requested.
 
     Args:
-        output_dir: Where the trace goes.
-        start_step: The earliest step to trace from.
-        n_steps: How many steps at least.
+        directory: Where the profile is written. `output_dir=` is an alias.
+        start_step: The earliest step to start from.
+        n_steps: The minimum number of steps.
     """
 
-    def __init__(self, output_dir: str | os.PathLike[str], *, start_step: int, n_steps: int):
+    @accept_aliases(output_dir="directory")
+    def __init__(self, directory: str | os.PathLike[str], *, start_step: int, n_steps: int):
         if n_steps < 1:
             raise ValueError(f"n_steps must be 1 or more, got {n_steps}.")
-        self._directory = os.fspath(output_dir)
-        self._start_step, self._n_steps = start_step, n_steps
-        self._traced_from: int | None = None
-        self._is_done = False
+        self._trace = StepTrace(directory, first_step=max(0, start_step) + 1, n_steps=n_steps)
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Starts or ends the trace where it is time."""
-        if self._traced_from is not None:
-            if checkpoint.step >= self._traced_from + self._n_steps:
-                self.close()
-        elif not self._is_done and checkpoint.step >= self._start_step:
-            self._traced_from = checkpoint.step
-            jax.profiler.start_trace(self._directory)
+        """Starts or ends recording if it is time."""
+        self._trace(checkpoint.step)
         return checkpoint
 
     def close(self) -> None:
-        """Ends a trace that is being recorded."""
-        if self._traced_from is not None:
-            jax.profiler.stop_trace()
-            self._traced_from, self._is_done = None, True
+        """Ends a recording in progress."""
+        self._trace.close()
 
 
 class StepTrace:
-    """A stop flag that traces chosen steps: loops look at their flag before each dispatch.
+    """Profiles steps `first_step` to `first_step + n_steps - 1`.
 
-    Unlike `ProfilerTrace` it need not wait for a checkpoint, so the trace is short.
+    A hook for `TrainLoop.before_dispatch`. Unlike `ProfilerTrace` it does not wait for a
+    checkpoint, so the profile is short.
 
     Args:
-        output_dir: Where the trace goes.
-        first_step: The first step to trace; 1 is the first of all.
-        n_steps: How many steps. Several in one dispatch are traced together.
-        stop_flag: What tells whether to stop.
-
-    Attributes:
-        step: Gives the loop's completed steps; to be set once there is a loop.
+        directory: Where the profile is written.
+        first_step: The first step to record, counted from 1.
+        n_steps: Number of steps. Those in one dispatch are recorded together.
     """
 
-    def __init__(
-        self,
-        output_dir: str | os.PathLike[str],
-        *,
-        first_step: int,
-        n_steps: int,
-        stop_flag: StopFlag,
-    ):
+    def __init__(self, directory: str | os.PathLike[str], *, first_step: int, n_steps: int):
         if first_step < 1 or n_steps < 1:
             raise ValueError(
                 f"first_step and n_steps must be 1 or more, got {first_step} and {n_steps}."
             )
-        self._directory, self._stop_flag = os.fspath(output_dir), stop_flag
-        self._first_step, self._n_steps = first_step, n_steps
-        self._traced_from: int | None = None
+        self._directory = os.fspath(directory)
+        self._start, self._n_steps = first_step - 1, n_steps
+        self._end: int | None = None
         self._is_done = False
-        self.step: Callable[[], int] | None = None
 
-    def is_set(self) -> bool:
-        """Starts or ends the trace where it is time; tells whether to stop."""
-        if self.step is not None and not self._is_done:
-            self._look(self.step())
-        return self._stop_flag.is_set()
-
-    def _look(self, n_done: int) -> None:
-        if self._traced_from is None and n_done >= self._first_step - 1:
-            # Steps before it may still be running.
+    def __call__(self, step: int) -> None:
+        """Starts or ends recording if it is time; `step` is the number of completed steps."""
+        if self._end is not None:
+            if step >= self._end:
+                self.close()
+        elif not self._is_done and step >= self._start:
+            # Earlier steps may still be running.
             jax.block_until_ready(jax.live_arrays())
             jax.profiler.start_trace(self._directory)
-            self._traced_from = n_done
-        elif self._traced_from is not None and n_done >= self._traced_from + self._n_steps:
-            self.close()
+            self._end = step + self._n_steps
 
     def close(self) -> None:
-        """Ends a trace that is being recorded."""
-        if self._traced_from is not None and not self._is_done:
+        """Ends a recording in progress."""
+        if self._end is not None:
             jax.block_until_ready(jax.live_arrays())
             jax.profiler.stop_trace()
-            self._is_done = True
+            self._end, self._is_done = None, True

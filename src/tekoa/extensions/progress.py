@@ -1,9 +1,9 @@
-"""A progress bar on a terminal, plain lines elsewhere."""
+"""ProgressBar: a bar on a terminal, plain lines elsewhere."""
 
 import time
 from typing import Any, TextIO
 
-from tekoa.core import hosts
+from tekoa import hosts
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
 
@@ -11,9 +11,9 @@ class ProgressBar:
     """Shows steps, rate, time left and loss.
 
     Args:
-        n_steps: Steps in total; None: not known.
+        n_steps: Total number of steps, or None if unknown.
         file: Where to write; standard error by default.
-        seconds_between_lines: Where there is no terminal, the least time between two lines.
+        seconds_between_lines: Minimum time between two lines if there is no terminal.
     """
 
     def __init__(
@@ -27,25 +27,25 @@ class ProgressBar:
 
         self._n_steps = n_steps
         self._console = rich.console.Console(file=file, stderr=file is None)
-        self._pause = seconds_between_lines
+        self._min_seconds = seconds_between_lines
         self._bar: Any = None
-        self._before: tuple[float, int] | None = None
+        self._previous: tuple[float, int] | None = None
         self._last_line = -float("inf")
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Moves the bar to this checkpoint; of several processes only process 0 shows one."""
+        """Advances the bar to this checkpoint, in process 0 only."""
         if not hosts.current().is_writer:
             return checkpoint
         now = time.monotonic()
         rate = self._rate(checkpoint, now)
-        told = as_summary(checkpoint).metrics.get("train", {})
-        loss = told.get("loss", told.get("train_loss"))
+        metrics = as_summary(checkpoint).metrics.get("train", {})
+        loss = metrics.get("loss", metrics.get("train_loss"))
         notes = [f"{rate:.3g} steps/s"] if rate > 0 else []
         notes += [] if loss is None else [f"loss {loss:.4g}"]
         note = "  ".join(notes)
         if self._console.is_terminal:
-            self._move_bar(checkpoint.step, note)
-        elif now - self._last_line >= self._pause or checkpoint.step == self._n_steps:
+            self._update_bar(checkpoint.step, note)
+        elif now - self._last_line >= self._min_seconds or checkpoint.step == self._n_steps:
             self._last_line = now
             total = "" if self._n_steps is None else f"/{self._n_steps}"
             self._console.print(f"step {checkpoint.step}{total}  {note}", highlight=False)
@@ -54,25 +54,25 @@ class ProgressBar:
         return checkpoint
 
     def _rate(self, checkpoint: Checkpoint, now: float) -> float:
-        """Steps per second since the checkpoint before; the first has its own time only."""
-        first = now - checkpoint.elapsed_time, checkpoint.step - checkpoint.n_completed_steps
-        before, step = self._before or first
-        self._before = now, checkpoint.step
-        return (checkpoint.step - step) / max(now - before, 1e-9)
+        """Returns the steps per second since the previous checkpoint."""
+        start = now - checkpoint.elapsed_time, checkpoint.step - checkpoint.n_completed_steps
+        then, step = self._previous or start
+        self._previous = now, checkpoint.step
+        return (checkpoint.step - step) / max(now - then, 1e-9)
 
     def close(self) -> None:
-        """Leaves the bar as it is and gives the terminal back."""
+        """Leaves the bar on screen and releases the terminal."""
         if self._bar is not None:
             self._bar[0].stop()
             self._bar = None
 
-    def _move_bar(self, step: int, note: str) -> None:
+    def _update_bar(self, step: int, note: str) -> None:
         if self._bar is None:
-            self._bar = self._new_bar()
+            self._bar = self._start_bar()
         progress, task = self._bar
         progress.update(task, completed=step, note=note)
 
-    def _new_bar(self) -> tuple[Any, Any]:
+    def _start_bar(self) -> tuple[Any, Any]:
         from rich import progress
 
         bar = progress.Progress(

@@ -1,10 +1,13 @@
-"""SummaryWriter: metrics as TensorBoard scalars, each point once also after a resume.
+"""TensorBoardWriter: writes metrics as TensorBoard scalars, without duplicates after a resume.
 
-Every start writes a mark that tells TensorBoard to forget the points of an earlier run
-that lie after the step from which this one goes on. Points are in the file when the stage
-returns: put it before the writer of checkpoints, and no step that a killed process has
-committed lacks its points. What checkpoints less than a second apart have written may be
-lost with the whole machine: waiting for the disk costs as much as ten short steps.
+The metrics come with the checkpoint: groups "train" and "rates" from `loop/train_metrics.py`, one
+group per `EvalLoop`.
+
+Every start writes a mark that makes TensorBoard discard the points of an earlier run after the step
+from which this one resumes. Points are in the file when the stage returns: place it before the
+checkpoint writer, and every step that a killed process has committed has its points. Points of
+checkpoints less than a second apart may be lost if the machine crashes: waiting for the disk takes
+as long as ten short steps.
 """
 
 import math
@@ -18,7 +21,9 @@ from typing import Any
 
 import jax
 
-from tekoa.core import hosts, trees
+from tekoa import hosts
+from tekoa._aliases import accept_aliases
+from tekoa.core import trees
 from tekoa.core.trees import PyTree
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
@@ -27,37 +32,40 @@ _SECONDS_PER_SYNC = 1.0
 _sums_of_squares = jax.jit(trees.sums_of_squares)
 
 
-class SummaryWriter:
+class TensorBoardWriter:
     """Writes each metric as the scalar `group/name`.
 
     Args:
-        output_dir: Where the event files go; made if it does not exist.
-        params: If true, also the root mean square of every parameter, as
-            `params/NAME SHAPE`.
+        directory: Directory of the event files; created if necessary. `output_dir=` is an alias.
+        params: Whether to write the root mean square of every parameter, as `params/NAME SHAPE`.
     """
 
-    def __init__(self, output_dir: str | os.PathLike[str], *, params: bool = False):
-        self._points = PointWriter(output_dir)
-        self._with_params = params
+    @accept_aliases(output_dir="directory")
+    def __init__(self, directory: str | os.PathLike[str], *, params: bool = False):
+        self._writer = ScalarWriter(directory)
+        self._has_params = params
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Writes the points of one checkpoint."""
-        self._points.go_on_from(checkpoint.step - max(1, checkpoint.n_completed_steps))
+        self._writer.resume_from(checkpoint.step - max(1, checkpoint.n_completed_steps))
         for group, values in as_summary(checkpoint).metrics.items():
             for name, value in values.items():
-                self._points.add(f"{group}/{name}", value, checkpoint.step)
-        if self._with_params:
-            for tag, scale in _scales(checkpoint.model_params).items():
-                self._points.add(tag, scale, checkpoint.step)
-        self._points.flush()
+                self._writer.add(f"{group}/{name}", value, checkpoint.step)
+        if self._has_params:
+            for tag, value in _root_mean_squares(checkpoint.model_params).items():
+                self._writer.add(tag, value, checkpoint.step)
+        self._writer.flush()
         return checkpoint
 
     def close(self) -> None:
         """Closes the event file."""
-        self._points.close()
+        self._writer.close()
 
 
-def _scales(params: PyTree) -> dict[str, float]:
+SummaryWriter = TensorBoardWriter
+
+
+def _root_mean_squares(params: PyTree) -> dict[str, float]:
     named = trees.flatten_named(params)
     sizes = [max(1, leaf.size) for leaf in named.values()]
     squares = jax.device_get(_sums_of_squares(list(named.values())))
@@ -65,21 +73,21 @@ def _scales(params: PyTree) -> dict[str, float]:
     return {tag: math.sqrt(x / n) for tag, x, n in zip(tags, squares, sizes, strict=True)}
 
 
-class PointWriter:
-    """Writes scalars to an event file of its own; of several processes only process 0 does.
+class ScalarWriter:
+    """Writes scalars to a new event file, in process 0 only.
 
     Args:
-        output_dir: Where the event file goes; made if it does not exist.
+        directory: Directory of the event file; created if necessary.
     """
 
-    def __init__(self, output_dir: str | os.PathLike[str]):
-        self._directory = pathlib.Path(output_dir)
+    def __init__(self, directory: str | os.PathLike[str]):
+        self._directory = pathlib.Path(directory)
         self._is_writer = hosts.current().is_writer
         self._file: Any = None
         self._synced = 0.0
 
-    def go_on_from(self, step: int) -> None:
-        """Opens the file, once; points of earlier files after `step` are forgotten."""
+    def resume_from(self, step: int) -> None:
+        """Opens the file, once; points of earlier files after `step` are discarded."""
         if self._file is not None or not self._is_writer:
             return
         event_pb2, _ = _protos()
@@ -96,7 +104,7 @@ class PointWriter:
             self._write(event_pb2.Event(step=step + 1, session_log=start))
 
     def add(self, tag: str, value: float, step: int) -> None:
-        """Adds one point, under the very name given: `params/Dense_0/kernel (256, 10)`."""
+        """Adds one point; the tag may be any text: `params/Dense_0/kernel (256, 10)`."""
         if not self._is_writer:
             return
         event_pb2, summary_pb2 = _protos()
@@ -105,7 +113,7 @@ class PointWriter:
 
     def _write(self, event: Any) -> None:
         event.wall_time = time.time()
-        # Not by tensorboardX's writers: they keep points in memory, or wait for the disk.
+        # tensorboardX's own writers keep points in memory, or wait for the disk.
         from tensorboardX.record_writer import masked_crc32c
 
         data = event.SerializeToString()
@@ -114,7 +122,7 @@ class PointWriter:
             self._file.write(part + struct.pack("<I", masked_crc32c(part)))
 
     def flush(self) -> None:
-        """Puts all points into the file, and from time to time the file on the disk."""
+        """Flushes all points to the file, and syncs the file to disk from time to time."""
         if not self._is_writer:
             return
         self._file.flush()
@@ -123,14 +131,14 @@ class PointWriter:
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Closes the file; a next point would need a new writer."""
+        """Closes the file; the writer cannot be used afterwards."""
         if self._file is not None:
             self._close()
             self._file = None
 
 
 def _protos() -> tuple[Any, Any]:
-    """The modules of messages: their classes are made at the import, and have no types."""
+    """Returns the protobuf modules; their classes are created at import and have no types."""
     from tensorboardX.proto import event_pb2, summary_pb2
 
     return event_pb2, summary_pb2

@@ -1,1 +1,1 @@
-"""TrainLoop and EvalLoop: iterators that the user drives."""
+"""TrainLoop and EvalLoop, driven by the user's own code."""

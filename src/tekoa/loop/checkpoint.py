@@ -1,7 +1,8 @@
-"""The record that a loop hands to extensions."""
+"""The record that a loop passes to extensions."""
 
 import dataclasses
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -14,20 +15,26 @@ Metrics = Mapping[str, Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A moment of training; it stays valid however far the loop goes on.
+    """A snapshot of training; it stays valid while the loop continues.
 
     Attributes:
-        state: All that the step remembers.
+        state: The complete state of training.
         step: Completed optimizer steps.
         loss: The loss of the last step.
-        grads: The gradients of the last step, or None where the loop was told not to keep
-            them or stopped between two checkpoints.
+        grads: The gradients of the last step; None unless `TrainLoop(grads=True)`, and None if the
+            loop stopped between two regular checkpoints.
         n_completed_steps: Steps since the previous checkpoint.
         elapsed_time: Seconds since the previous checkpoint.
-        data_state: Position in the data, or None where it cannot be told.
+        data_state: Data position, or None if it is unknown.
         facts: Choices that a resumed run must repeat, such as steps per dispatch.
-        setup: What the loop told of itself at its start: seconds to load and to
-            initialise, number of weights, bytes.
+        setup: Facts from the start of the loop: seconds to load and to initialise, number of
+            weights, bytes.
+        model_params: The model's parameters; this and the following are parts of `state`.
+        model_state: The model's other variable collections.
+        optimizer_state: The optimizer's state.
+        average: Moving average of the parameters, or None.
+        carry: The state that a recurrent model passes to the next batch, or None.
+        rng: The root key of all steps.
     """
 
     state: TrainState
@@ -40,35 +47,12 @@ class Checkpoint:
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     setup: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    @property
-    def model_params(self) -> PyTree:
-        """What is learned."""
-        return self.state.params
-
-    @property
-    def model_state(self) -> PyTree:
-        """The model's other variable collections."""
-        return self.state.variables
-
-    @property
-    def optimizer_state(self) -> PyTree:
-        """The optimizer's state."""
-        return self.state.opt_state
-
-    @property
-    def average(self) -> PyTree:
-        """Moving average of the parameters, or None."""
-        return self.state.average
-
-    @property
-    def carry(self) -> PyTree:
-        """What a recurrent model hands on to the next batch, or None."""
-        return self.state.carry
-
-    @property
-    def rng(self) -> jax.Array:
-        """The root key of all steps."""
-        return self.state.rng
+    model_params = property(attrgetter("state.params"))
+    model_state = property(attrgetter("state.variables"))
+    optimizer_state = property(attrgetter("state.opt_state"))
+    average = property(attrgetter("state.average"))
+    carry = property(attrgetter("state.carry"))
+    rng = property(attrgetter("state.rng"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,13 +62,29 @@ class Summary(Checkpoint):
     metrics: Metrics = dataclasses.field(default_factory=dict)
 
     def with_metrics(self, group: str, values: Mapping[str, float]) -> "Summary":
-        """Gives a summary with one more group of metrics."""
+        """Returns a copy with one more group of metrics."""
         return dataclasses.replace(self, metrics={**self.metrics, group: dict(values)})
 
 
 def as_summary(checkpoint: Checkpoint) -> Summary:
-    """Gives the checkpoint as a summary, without metrics if it had none."""
+    """Returns the checkpoint as a summary, with empty metrics if it had none."""
     if isinstance(checkpoint, Summary):
         return checkpoint
     names = [field.name for field in dataclasses.fields(Checkpoint)]
     return Summary(**{name: getattr(checkpoint, name) for name in names})
+
+
+def find_metric(checkpoint: Checkpoint, group: str, name: str) -> float:
+    """Returns one metric of a checkpoint.
+
+    Raises:
+        LookupError: If the checkpoint has no such metric.
+    """
+    metrics = as_summary(checkpoint).metrics
+    if name in metrics.get(group, {}):
+        return float(metrics[group][name])
+    available = [f"{group}/{name}" for group, values in metrics.items() for name in values]
+    raise LookupError(
+        f"The checkpoint at step {checkpoint.step} has no metric '{group}/{name}'; it has "
+        f"{available}. An EvalLoop must come before the stage that needs its metrics."
+    )

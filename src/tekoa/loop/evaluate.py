@@ -1,4 +1,4 @@
-"""EvalLoop: a function from a checkpoint to the same checkpoint with metrics."""
+"""EvalLoop: evaluates a checkpoint and adds the metrics to it."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,75 +7,77 @@ from typing import Any
 import jax
 import numpy as np
 
-from tekoa.bridges import detect
+from tekoa._aliases import accept_aliases
+from tekoa.bridges import any_model
 from tekoa.core import batch as batches
 from tekoa.core import metrics, objective
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
-from tekoa.core.sharding import Layout
-from tekoa.loop import feed
+from tekoa.data import interop
 from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
-from tekoa.loop.placement import Placement, choose_layout
-from tekoa.loop.task import EvalTask, StopFlag
+from tekoa.loop.task import EvalTask, StopRequest
+from tekoa.sharding.layout import Layout
+from tekoa.sharding.placement import Placement, choose_layout
 
 
 class EvalLoop:
-    """Measures a checkpoint on a dataset; a stage for `serial`.
+    """Evaluates checkpoints on a dataset; a stage for `serial`.
 
-    A smaller last batch counts by its size. A dataset that can be read again is read from
-    its start at every call. The moving average of the parameters is used where there is one.
+    Batches are weighted by their number of rows. A dataset that can be read again is read from its
+    start at every call. The moving average of the parameters is used if there is one.
     """
 
+    @accept_aliases(init="model", rnkey="rng")
     def __init__(
         self,
         task: EvalTask,
         *,
-        init: Any = None,
+        model: Any = None,
         n_steps: int | None = None,
         label: str = "eval",
         use_average: bool = True,
-        rnkey: jax.Array | None = None,
+        rng: jax.Array | None = None,
         collections: Mapping[str, Sequence[str]] | None = None,
         devices: Sequence[Any] | None = None,
         layout: Layout | None = None,
-        stop_flag: StopFlag | None = None,
+        stop_flag: StopRequest | None = None,
     ):
         """Prepares the evaluation; nothing is run yet.
 
         Args:
             task: Model function, metrics and data.
-            init: The model, as `TrainLoop` takes it, where the task has no `apply`.
-            n_steps: Batches per evaluation; None: all of the data.
-            label: The group of the metrics.
-            use_average: If false, the parameters are used even where there is an average.
-            rnkey: For models that draw numbers also when evaluated.
+            model: The model, as for `TrainLoop`, if the task has no `apply`. `init=` is an alias.
+            n_steps: Batches per evaluation; None for all of the data.
+            label: The group under which the metrics are stored.
+            use_average: Whether to use the moving average of the parameters if there is one.
+            rng: Root key for models that are random in evaluation. `rnkey=` is an alias.
             collections: For Linen: rng streams at "apply".
-            devices: Devices among which the rows of a batch are split.
+            devices: Devices over which the rows of a batch are split.
             layout: The mesh to evaluate on, as for `TrainLoop`.
-            stop_flag: Polled at every batch; once set, the evaluation is given up.
+            stop_flag: Polled at every batch; once set, the evaluation is abandoned.
 
         Raises:
-            ValueError: If there is nothing to measure.
+            ValueError: If the task has no metrics.
         """
         if not task.metrics:
             raise ValueError("EvalTask needs at least one metric: metrics={'loss': fn}.")
         self._task, self._n_steps, self._label = task, n_steps, label
         self._use_average, self._stop_flag = use_average, stop_flag
-        self._rng = jax.random.key(0) if rnkey is None else rnkey
-        self._fns = _model(task, init, collections)
+        self._rng = jax.random.key(0) if rng is None else rng
+        self._fns = fns = _model_fns(task, model, collections)
         self._place = Placement(choose_layout(layout, devices))
         self._zeros = self._place.whole(metrics.zeros(task.metrics))
         self._start: Any = None
         self._has_checked = False
         self._step = jax.jit(self._place.traced(self._make_step()))
-        self._first_carry = jax.jit(self._make_first_carry())
+        self._first_carry = jax.jit(lambda rng, x: objective.split_carry(fns.init(rng, x)[1])[1])
 
     def __call__(self, checkpoint: Checkpoint) -> Summary:
-        """Gives the checkpoint with this evaluation's metrics added.
+        """Returns the checkpoint with this evaluation's metrics added.
 
         Raises:
             ValueError: If the data yields no batch.
-            InterruptedError: If a stop was asked for before the end.
+            InterruptedError: If a stop was requested before the end.
         """
         state = checkpoint.state
         params = state.eval_params if self._use_average else state.params
@@ -91,24 +93,24 @@ class EvalLoop:
                 params, variables = self._place.model(self._fns, params, variables, inputs)
                 if state.carry is not None:
                     carry = self._first_carry(self._rng, inputs)
-                    variables = objective.with_carry(variables, carry)
+                    variables = objective.merge_carry(variables, carry)
             sums, variables = self._step(params, variables, placed, np.uint32(i), sums)
         if i < 0:
             raise ValueError(
                 f"The data of the {self._label!r} evaluation yielded no batch. A generator can "
-                "be read once: give a list, a dataset, or an endless generator with n_steps."
+                "be read only once: pass a list, a dataset, or an endless generator with n_steps."
             )
         return as_summary(checkpoint).with_metrics(self._label, metrics.compute(sums))
 
     def _from_start(self) -> Iterator[Any]:
-        """Iterates over the data, from its start where it has one."""
-        iterator = feed.positioned(self._task.data)
+        """Yields batches, from the start of the data if it can be read again."""
+        iterator = interop.iterate(self._task.data)
         if iterator is self._task.data:
-            # An iterator that can be brought back to where it was when first used.
+            # An iterator that may be able to return to its first position.
             if self._start is None:
-                self._start = feed.position(iterator)
+                self._start = interop.position(iterator)
             else:
-                feed.go_to(iterator, self._start)
+                interop.go_to(iterator, self._start)
         for batch in iterator:
             if not self._has_checked:
                 self._task.split(batch)
@@ -126,25 +128,18 @@ class EvalLoop:
 
         return run
 
-    def _make_first_carry(self):
-        def first_carry(rng, inputs):
-            _, variables = self._fns.init(rng, inputs)
-            return objective.without_carry(variables)[1]
 
-        return first_carry
-
-
-def _model(task: EvalTask, init: Any, collections: Any) -> ModelFns:
-    """An evaluation of a Linen model needs its `apply` alone: the method knows its module."""
-    if init is None and task.apply is not None:
+def _model_fns(task: EvalTask, model: Any, collections: Any) -> ModelFns:
+    # For Linen `task.apply` is enough: the bound method knows its module.
+    if model is None and task.apply is not None:
         owner = getattr(task.apply, "__self__", None)
-        init = owner.init if owner is not None and hasattr(owner, "init") else _no_init
-    if init is None:
+        model = owner.init if owner is not None and hasattr(owner, "init") else _no_init
+    if model is None:
         raise TypeError(
-            "EvalLoop needs a model: EvalTask(apply=model.apply, ...), or EvalLoop(init=model)."
+            "EvalLoop needs a model: EvalTask(apply=model.apply, ...), or EvalLoop(model=model)."
         )
-    return detect.as_model_fns(init, task.apply, collections=collections)
+    return any_model.as_model_fns(model, task.apply, collections=collections)
 
 
 def _no_init(*_: Any) -> Any:
-    raise TypeError("This model has a carry: EvalLoop needs init=model to start it.")
+    raise TypeError("This model has a carry: pass model= to EvalLoop, to initialise the carry.")

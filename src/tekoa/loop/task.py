@@ -1,27 +1,35 @@
-"""What a loop is given: the task, and the things that may stand beside it."""
+"""The inputs of a loop: the task, the training it describes, a reader of states, a stop flag.
+
+A `TrainTask` describes training by a model, a loss and an optimizer. For a custom step, pass an
+object that implements `Training` instead.
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import optax
 
 from tekoa.core import batch as batches
-from tekoa.core import objective
+from tekoa.core import metrics, nonfinite, objective, trees
+from tekoa.core import step as steps
+from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState
+from tekoa.core.trees import PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainTask:
-    """What to learn from what.
+    """What to train on which data.
 
     Attributes:
         optimizer: Any optax transformation.
         data: An iterable of `(inputs, targets)` pairs or of dicts.
-        loss: `loss(*outputs, *targets)`, as `make_train_step` takes it; None where the
-            model gives the loss itself.
-        apply: The function that runs the model, where `init` does not know it.
-        split: Tells the inputs of a batch from its targets.
+        loss: `loss(*outputs, *targets)`, as for `make_train_step`; None if the model returns the
+            loss itself.
+        apply: The function that runs the model, if the loop's `model` does not include it.
+        split: Separates the inputs of a batch from its targets.
     """
 
     optimizer: optax.GradientTransformation
@@ -32,13 +40,135 @@ class TrainTask:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Restored:
-    """What a reader found, and what belongs to it.
+class EvalTask:
+    """What to measure on which data.
 
     Attributes:
-        state: The state to go on from, or a function that makes it of a fresh one.
-        data_state: Position in the data.
-        facts: Choices of the run so far.
+        metrics: Name to `fn(*outputs, *targets)`, which returns a mean over the batch, one
+            number per row, or a `Mean(total, count)`.
+        data: An iterable of `(inputs, targets)` pairs or of dicts.
+        apply: The function that runs the model, if the loop's `model` does not include it.
+        split: Separates the inputs of a batch from its targets.
+    """
+
+    metrics: Mapping[str, Callable[..., Any]]
+    data: Iterable[Any]
+    apply: Callable[..., Any] | None = None
+    split: objective.Split = batches.split_batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a step is made; see `make_train_step`."""
+
+    accumulate: int = 1
+    ema: float | None = None
+    precision: objective.Precision = "float32"
+    on_nan: nonfinite.OnNan = "stop"
+
+
+class Training(Protocol):
+    """What a loop runs: the initial state, the step, and the metrics that it accumulates."""
+
+    @property
+    def data(self) -> Iterable[Any]:
+        """The batches."""
+        ...
+
+    @property
+    def reported(self) -> Sequence[str]:
+        """Names of the `StepOutput` fields to report as metrics, unless they are None."""
+        ...
+
+    def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Separates the inputs of a batch from its targets; raises if it is not a batch."""
+        ...
+
+    def axes(self, rng: jax.Array, batch: Any) -> Mapping[trees.Name, tuple[Any, ...]]:
+        """Returns the logical axes of the model's arrays, by collection and name."""
+        ...
+
+    def init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
+        """Creates the state before the first step; may be traced."""
+        ...
+
+    def make_step(self, options: Options, *, keep_grads: bool = False) -> steps.Step:
+        """Creates `step(state, batch) -> (state, StepOutput)`, pure; it increments `step`."""
+        ...
+
+    def empty(self, sums: PyTree) -> PyTree:
+        """Returns the state's metrics before anything is accumulated, in new arrays."""
+        ...
+
+    def compute(self, sums: PyTree) -> dict[str, float]:
+        """Computes the metrics accumulated since they were last emptied."""
+        ...
+
+
+class ModelTraining:
+    """The training of a `TrainTask`.
+
+    Args:
+        fns: The model.
+        task: Optimizer, loss and data.
+        input_sample: Inputs for initialisation; those of the first batch by default.
+    """
+
+    reported: Sequence[str] = ("loss", "gradients_l2norm", "weights_l2norm")
+
+    def __init__(self, fns: ModelFns, task: TrainTask, input_sample: Any = None):
+        self._fns, self._task, self._input_sample = fns, task, input_sample
+        self.data = task.data
+
+    def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return self._task.split(batch)
+
+    def axes(self, rng: jax.Array, batch: Any) -> Mapping[trees.Name, tuple[Any, ...]]:
+        if self._fns.axes is None:
+            return {}
+        return self._fns.axes(rng, jax.eval_shape(self._inputs, batch))
+
+    def init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
+        """Creates the state of a new model, with the metrics that the loss returns."""
+        task, inputs = self._task, self._inputs(batch)
+        state = steps.init_state(self._fns, task.optimizer, rng, inputs=inputs, ema=options.ema)
+        loss_of = objective.make_objective(self._fns, task.loss, split=task.split)
+        variables = objective.merge_carry(state.variables, state.carry)
+        _, (_, _, means) = jax.eval_shape(loss_of, state.params, variables, batch, state.rng)
+        return state.replace(sums=metrics.zeros(means))
+
+    def make_step(self, options: Options, *, keep_grads: bool = False) -> steps.Step:
+        task = self._task
+        return steps.make_train_step(
+            self._fns,
+            task.loss,
+            task.optimizer,
+            split=task.split,
+            keep_grads=keep_grads,
+            **dataclasses.asdict(options),
+        )
+
+    def empty(self, sums: PyTree) -> PyTree:
+        return metrics.zeros(sums)
+
+    def compute(self, sums: PyTree) -> dict[str, float]:
+        return metrics.compute(sums)
+
+    def _inputs(self, batch: Any) -> tuple[Any, ...]:
+        sample = self._input_sample
+        if sample is None:
+            return self._task.split(batch)[0]
+        return sample if isinstance(sample, tuple) else (sample,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A saved state and what was saved with it.
+
+    Attributes:
+        state: The state to resume from, or a function that computes it from a fresh one.
+        data_state: Data position.
+        facts: Choices that the run has made so far.
     """
 
     state: TrainState | Callable[[TrainState], TrainState]
@@ -48,47 +178,29 @@ class Restored:
 
 @runtime_checkable
 class StateReader(Protocol):
-    """What may stand for `init`: it knows how to initialise, and what was saved."""
+    """What may be passed as a loop's `model` to resume from a saved state."""
 
     @property
     def target(self) -> Any:
-        """What initialises from scratch: all that `TrainLoop` takes as `init`."""
+        """The model to initialise from scratch: anything that `TrainLoop` accepts."""
         ...
 
     def restore(self, fresh: TrainState) -> Restored | None:
-        """Gives the saved state in the form of a fresh one, or None if there is none."""
+        """Returns the saved state in the structure of a fresh one, or None if there is none."""
         ...
 
 
-class StopFlag(Protocol):
-    """Something that may ask the loop to stop, such as a signal."""
+class StopRequest(Protocol):
+    """What a loop polls to learn whether to stop: `hosts.StopFlag`, or a `threading.Event`."""
 
     def is_set(self) -> bool: ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvalTask:
-    """What to measure on what.
-
-    Attributes:
-        metrics: Name to `fn(*outputs, *targets)`, which gives a mean over the batch, one
-            number per row, or a `Mean(total, count)`.
-        data: An iterable of `(inputs, targets)` pairs or of dicts.
-        apply: The function that runs the model, where the loop's `init` does not know it.
-        split: Tells the inputs of a batch from its targets.
-    """
-
-    metrics: Mapping[str, Callable[..., Any]]
-    data: Iterable[Any]
-    apply: Callable[..., Any] | None = None
-    split: objective.Split = batches.split_batch
-
-
 def check_count(name: str, value: Any, least: int) -> int:
-    """Gives a whole number that a user set.
+    """Returns a whole number that a user set.
 
     Raises:
-        TypeError: If it is not one.
+        TypeError: If it is not a whole number.
         ValueError: If it is below `least`.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):

@@ -1,4 +1,4 @@
-"""TrainLoop: an iterator of checkpoints over the pure step, driven by its user.
+"""TrainLoop: runs the pure step and yields checkpoints; the user's code drives it.
 
 `step` is the number of completed optimizer steps. Checkpoints fall on multiples of
 `n_steps_per_checkpoint` and on the last step.
@@ -6,70 +6,84 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tekoa.bridges import detect
-from tekoa.core import guard, objective, trees
+from tekoa._aliases import accept_aliases
+from tekoa.bridges import any_model
+from tekoa.core import nonfinite, objective, trees
 from tekoa.core.model import ModelFns
-from tekoa.core.sharding import Layout
-from tekoa.core.sharding_specs import Rules
 from tekoa.core.state import TrainState
-from tekoa.loop import placement, runner, start
-from tekoa.loop.checkpoint import Metrics, Summary
-from tekoa.loop.dispatch import StepsPerDispatch
-from tekoa.loop.feed import Feed
-from tekoa.loop.flat import Form
-from tekoa.loop.programs import make_programs
-from tekoa.loop.task import StateReader, StopFlag, TrainTask, check_count
-from tekoa.loop.training import ModelTraining, Options, Training
+from tekoa.loop import initial_state, train_metrics
+from tekoa.loop.checkpoint import Summary
+from tekoa.loop.engine import runner
+from tekoa.loop.engine.dispatch import StepsPerDispatch
+from tekoa.loop.engine.flat_state import StateCodec
+from tekoa.loop.engine.programs import make_programs
+from tekoa.loop.evaluate import EvalLoop
+from tekoa.loop.feed import BatchFeed
+from tekoa.loop.task import (
+    EvalTask,
+    ModelTraining,
+    Options,
+    Restored,
+    StateReader,
+    StopRequest,
+    Training,
+    TrainTask,
+    check_count,
+)
+from tekoa.sharding import placement
+from tekoa.sharding.layout import Layout
+from tekoa.sharding.specs import Rules
 
 _log = logging.getLogger("tekoa")
 
 
 class TrainLoop:
-    """Trains, and yields a checkpoint every so many steps.
+    """Trains a model, and yields a checkpoint every few steps.
 
     Args:
-        init: A Linen `model.init`, an NNX or Equinox module, plain functions, `ModelFns`,
-            or a reader of checkpoints around one of these.
-        task: Model function, optimizer, loss and data; or a `Training`, which brings its own
-            step.
+        model: A Linen module or its `init`, an NNX or Equinox module, plain functions, `ModelFns`,
+            or a reader of checkpoints around one of these. `init=` is an alias.
+        task: Model function, optimizer, loss and data; or a `Training`, which has its own step.
         n_steps_per_checkpoint: Checkpoints fall on its multiples and on the last step.
-        n_steps: Steps in total; None: until the data ends.
-        rnkey: Root of all randomness; `jax.random.key(0)` by default.
+        n_steps: Total number of steps; None to train until the data ends.
+        rng: Root key of all randomness; `jax.random.key(0)` by default. `rnkey=` is an alias.
         collections: For Linen: rng streams at "init" and at "apply".
         mutable_collections: For Linen: which collections training may change.
-        input_sample: Inputs to initialise with; those of the first batch by default.
-        devices: Devices among which the rows of a batch are split; all hold all parameters.
+        input_sample: Inputs for initialisation; those of the first batch by default.
+        devices: Devices over which the rows of a batch are split; each holds all parameters.
         layout: How parameters, optimizer state and batches are split over a mesh.
-        optimizer_rules: How the optimizer's state is split, as `Layout` has it.
-        stdout: If true, what the loop has to say is printed.
-        accumulate: As `make_train_step`.
-        ema: As `make_train_step`.
-        precision: As `make_train_step`.
-        on_nan: As `make_train_step`; "stop" raises `NonFiniteError`.
-        grads: If true, checkpoints hold the gradients of their step.
-        steps_per_dispatch: Steps that go to the device at once. "auto" measures once, at the
+        optimizer_rules: How the optimizer state is split, as in `Layout`.
+        stdout: Whether the loop's messages are printed.
+        accumulate: As for `make_train_step`.
+        ema: As for `make_train_step`.
+        precision: As for `make_train_step`.
+        on_nan: As for `make_train_step`; "stop" raises `NonFiniteError`.
+        grads: Whether checkpoints hold the gradients of their step. This compiles a second program
+            and keeps the gradients in memory as long as the checkpoint.
+        steps_per_dispatch: Steps that are sent to the device at once. "auto" measures once, at the
             first checkpoint after a thousand steps.
         stop_flag: Polled at every dispatch; once set, the loop ends with a checkpoint.
 
     Raises:
-        TypeError: If the model, the data or the loss have not the form described.
+        TypeError: If the model, the data or the loss does not have the required form.
         ValueError: If a number is out of range or the data is empty.
     """
 
+    @accept_aliases(init="model", rnkey="rng")
     def __init__(
         self,
-        init: Any,
+        model: Any,
         task: TrainTask | Training,
         *,
         n_steps_per_checkpoint: int = 100,
         n_steps: int | None = None,
-        rnkey: jax.Array | None = None,
+        rng: jax.Array | None = None,
         collections: Mapping[str, Sequence[str]] | None = None,
         mutable_collections: bool | Sequence[str] = True,
         input_sample: Any = None,
@@ -80,21 +94,20 @@ class TrainLoop:
         accumulate: int = 1,
         ema: float | None = None,
         precision: objective.Precision = "float32",
-        on_nan: guard.OnNan = "stop",
-        grads: bool = True,
+        on_nan: nonfinite.OnNan = "stop",
+        grads: bool = False,
         steps_per_dispatch: StepsPerDispatch = "auto",
-        stop_flag: StopFlag | None = None,
+        stop_flag: StopRequest | None = None,
     ):
         began = time.perf_counter()
         self.n_steps, self.n_steps_per_checkpoint = n_steps, n_steps_per_checkpoint
-        self._stdout, self._is_stopped = stdout, False
-        self._stops_at_nan, self._counts_bad = on_nan == "stop", on_nan == "count"
-        reader = init if isinstance(init, StateReader) else None
-        self._feed = Feed(task.data, task.split)
+        self._stdout, self._is_stopped, self._on_nan = stdout, False, on_nan
+        reader = model if isinstance(model, StateReader) else None
+        self._feed = BatchFeed(task.data, task.split)
         self._fns: ModelFns | None = None
         if isinstance(task, TrainTask):
-            self._fns = detect.as_model_fns(
-                reader.target if reader else init,
+            self._fns = any_model.as_model_fns(
+                reader.target if reader else model,
                 task.apply,
                 collections=collections,
                 mutable=mutable_collections,
@@ -102,40 +115,43 @@ class TrainLoop:
             task = ModelTraining(self._fns, task, input_sample)
         self._training: Training = task
         loaded = time.perf_counter()
-        place = placement.Placement(placement.choose_layout(layout, devices, optimizer_rules))
+        layout = placement.choose_layout(layout, devices, optimizer_rules)
+        self._place = placement.Placement(layout)
         options = Options(accumulate=accumulate, ema=ema, precision=precision, on_nan=on_nan)
-        state, restored = start.starting_state(
+        state, restored = initial_state.init_or_restore(
             task,
-            jax.random.key(0) if rnkey is None else rnkey,
+            jax.random.key(0) if rng is None else rng,
             batch=self._feed.peek(),
-            place=place,
+            place=self._place,
             options=options,
             reader=reader,
         )
         if restored is not None:
-            self._feed.restore(restored.data_state)
-        if restored is not None and int(state.step):
-            self._say(f"Goes on from step {int(state.step)}.{place.changes(restored.facts)}")
-        form = Form(state)
-        programs = make_programs(
-            task,
-            form,
-            place,
-            options=options,
-            wanted=start.settled_dispatch(steps_per_dispatch, restored, place),
-            keeps_grads=grads,
+            self._resume(state, restored)
+        steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
+            steps_per_dispatch, restored, self._place
         )
-        self._dispatcher = programs.dispatcher
-        self._runner = runner.Runner(
-            state, form=form, feed=self._feed, place=place, programs=programs, stop_flag=stop_flag
+        self._runner = self._make_runner(
+            state, options=options, steps_per_dispatch=steps_per_dispatch, keep_grads=grads
         )
-        self._place = place
+        self.stop_flag = stop_flag
         self._setup = {
             "load_seconds": loaded - began,
             "init_seconds": time.perf_counter() - loaded,
             "n_weights": trees.n_elements(state.params),
             "n_bytes": trees.n_bytes(state.params),
         }
+
+    def _resume(self, state: TrainState, restored: Restored) -> None:
+        self._feed.restore(restored.data_state)
+        if step := int(state.step):
+            self._report(f"Resuming from step {step}.{self._place.changes(restored.facts)}")
+
+    def _make_runner(self, state: TrainState, **options: Any) -> runner.Runner:
+        """Creates the runner; the options are those of `make_programs`."""
+        codec, place = StateCodec(state), self._place
+        programs = make_programs(self._training, codec, place, **options)
+        return runner.Runner(state, codec=codec, feed=self._feed, place=place, programs=programs)
 
     @property
     def step(self) -> int:
@@ -144,7 +160,7 @@ class TrainLoop:
 
     @property
     def n_steps(self) -> int | None:
-        """Where iterating ends; None: at the end of the data."""
+        """The step at which iteration ends; None for the end of the data."""
         return self._n_steps
 
     @n_steps.setter
@@ -153,12 +169,30 @@ class TrainLoop:
 
     @property
     def n_steps_per_checkpoint(self) -> int:
-        """How far apart checkpoints are."""
+        """Number of steps between two checkpoints."""
         return self._n_steps_per_checkpoint
 
     @n_steps_per_checkpoint.setter
     def n_steps_per_checkpoint(self, n: int) -> None:
         self._n_steps_per_checkpoint = check_count("n_steps_per_checkpoint", n, 1)
+
+    @property
+    def stop_flag(self) -> StopRequest | None:
+        """Polled at every dispatch; once set, the loop ends with a checkpoint."""
+        return self._runner.stop_flag
+
+    @stop_flag.setter
+    def stop_flag(self, stop_flag: StopRequest | None) -> None:
+        self._runner.stop_flag = stop_flag
+
+    @property
+    def before_dispatch(self) -> Callable[[int], object] | None:
+        """A function that is called before each dispatch with the number of completed steps."""
+        return self._runner.before_dispatch
+
+    @before_dispatch.setter
+    def before_dispatch(self, hook: Callable[[int], object] | None) -> None:
+        self._runner.before_dispatch = hook
 
     @property
     def state(self) -> TrainState:
@@ -167,28 +201,46 @@ class TrainLoop:
 
     @property
     def model(self) -> Any:
-        """The trained model: the module for NNX and Equinox, else the evaluation parameters."""
+        """The trained model: a module for NNX and Equinox, else the evaluation parameters."""
         state = self.state
         if self._fns is None or self._fns.merge is None:
             return state.eval_params
-        return self._fns.merge(
-            state.eval_params, objective.with_carry(state.variables, state.carry)
-        )
+        variables = objective.merge_carry(state.variables, state.carry)
+        return self._fns.merge(state.eval_params, variables)
 
     @property
     def model_fns(self) -> ModelFns:
-        """The model as pure functions, for an `EvalLoop` or a step of one's own."""
+        """The model as pure functions, for an `EvalLoop` or a custom step."""
         if self._fns is None:
-            raise TypeError("This loop runs a step of its task's own; it knows no model.")
+            raise TypeError("This loop runs the task's own step and has no model functions.")
         return self._fns
 
+    def evaluation(
+        self, metrics: Mapping[str, Callable[..., Any]], data: Iterable[Any], **options: Any
+    ) -> EvalLoop:
+        """Creates an `EvalLoop` for the same model, split and layout.
+
+        Args:
+            metrics: As for `EvalTask`.
+            data: As for `EvalTask`.
+            **options: Further arguments of `EvalLoop`, such as `n_steps` and `label`.
+        """
+        if "devices" not in options:
+            options.setdefault("layout", self._place.layout)
+        task = EvalTask(metrics=metrics, data=data, split=self._training.split)
+        return EvalLoop(task, model=self.model_fns, **options)
+
     def __iter__(self) -> Iterator[Summary]:
-        """Yields checkpoints up to `n_steps`."""
-        return self._checkpoints(self._total(self.n_steps))
+        """Yields checkpoints up to step `n_steps`."""
+        return self._checkpoints(self._check_total(self.n_steps))
 
     def __call__(self, *, n_steps: int) -> Iterator[Summary]:
-        """Yields checkpoints up to `n_steps` in total; the loop's own `n_steps` stays."""
-        return self._checkpoints(self._total(check_count("n_steps", n_steps, 0)))
+        """Yields checkpoints up to a total of `n_steps`; the loop's own `n_steps` is unchanged."""
+        return self.until(n_steps)
+
+    def until(self, n_steps: int) -> Iterator[Summary]:
+        """Yields checkpoints up to a total of `n_steps`; the loop's own `n_steps` is unchanged."""
+        return self._checkpoints(self._check_total(check_count("n_steps", n_steps, 0)))
 
     def next_step(self) -> Summary:
         """Runs one step.
@@ -199,28 +251,29 @@ class TrainLoop:
         return self._advance(self.step + 1)
 
     def next_checkpoint(self) -> Summary:
-        """Runs the steps that remain to the next checkpoint.
+        """Runs the steps up to the next checkpoint.
 
         Raises:
-            StopIteration: If the data has ended, or `n_steps` are done.
+            StopIteration: If the data has ended, or `n_steps` are complete.
         """
         if self.n_steps is not None and self.step >= self.n_steps:
-            raise StopIteration(f"All {self.n_steps} steps are done.")
+            raise StopIteration(f"All {self.n_steps} steps are complete.")
         return self._advance(self._next_target(self.n_steps))
 
     def checkpoint(self) -> Summary:
-        """The present state as a record, without running a step; its loss is NaN."""
-        loss = jnp.full((), jnp.nan)
-        return self._record(loss=loss, grads=None, n_steps=0, elapsed_time=0.0, found={"train": {}})
+        """Returns the current state as a checkpoint, without running a step; its loss is NaN."""
+        nan = jnp.full((), jnp.nan)
+        return self._summary(0, 0.0, loss=nan, grads=None, metrics={"train": {}})
 
     def stop(self) -> None:
-        """Lets an iteration end after the checkpoint it is at."""
+        """Ends an iteration after the current checkpoint."""
         self._is_stopped = True
 
-    def _total(self, n_steps: int | None) -> int | None:
+    def _check_total(self, n_steps: int | None) -> int | None:
         if n_steps is not None and n_steps < self.step:
             raise ValueError(
-                f"n_steps={n_steps} is the total; this loop has completed {self.step} already."
+                f"n_steps is a total, got n_steps={n_steps}, but this loop has already completed "
+                f"{self.step} steps."
             )
         return n_steps
 
@@ -241,59 +294,48 @@ class TrainLoop:
         return target if n_steps is None else min(target, n_steps)
 
     def _advance(self, target: int) -> Summary:
-        """Runs up to `target`, less if the data ends or a stop is asked for."""
+        """Runs up to `target`, or less if the data ends or a stop is requested."""
         was_exhausted, began = self._runner.is_exhausted, time.perf_counter()
         origin = self.step - self.step % self.n_steps_per_checkpoint
-        stretch = self._runner.advance(target, origin)
+        segment = self._runner.advance(target, origin)
         if self._runner.is_exhausted and not was_exhausted:
-            self._say(f"The data ended at step {self.step}.")
-        if stretch is None:
+            self._report(f"The data ended at step {self.step}.")
+        if segment is None:
             raise StopIteration("The data has ended.")
-        found, n_bad = runner.read(stretch, self._runner.state, self._training)
+        metrics, n_bad = train_metrics.read_metrics(segment, self._runner.state, self._training)
         elapsed = time.perf_counter() - began
-        if n_bad and self._stops_at_nan:
-            self._raise_bad()
+        if n_bad and self._on_nan == "stop":
+            diagnosis = self._runner.roll_back()
+            raise nonfinite.NonFiniteError(
+                f"{diagnosis} The loop is back at step {self.step}, the last good one. Lower the "
+                'learning rate, clip gradients, or pass on_nan="skip".'
+            )
         if n_bad:
-            found["train"]["bad_steps" if self._counts_bad else "skipped_steps"] = float(n_bad)
-        found["train"]["seconds_per_step"] = elapsed / stretch.n_steps
-        if self.step == target:  # Else a resumed run goes on with the sums of this stretch.
+            name = "bad_steps" if self._on_nan == "count" else "skipped_steps"
+            metrics["train"][name] = float(n_bad)
+        metrics["train"]["seconds_per_step"] = elapsed / segment.n_steps
+        if self.step == target:  # Else a resumed run continues with the sums of this segment.
             self._runner.reset_sums(self._training.empty)
-            if self._dispatcher.is_choice_due(self.step, stretch.n_steps):
-                told = self._runner.choose(stretch)
-                # That steps go on as they did is for the log alone.
-                (_log.info if self._dispatcher.n_together == 1 else self._say)(told)
-        return self._record(
-            loss=stretch.output.loss,
-            grads=stretch.output.grads if stretch.has_grads else None,
-            n_steps=stretch.n_steps,
-            elapsed_time=elapsed,
-            found=found,
-        )
+            if choice := self._runner.choose_dispatch(segment):
+                # Only a change is printed.
+                (_log.info if self._runner.steps_per_dispatch == 1 else self._report)(choice)
+        grads = segment.output.grads if segment.has_grads else None
+        loss = segment.output.loss
+        return self._summary(segment.n_steps, elapsed, loss=loss, grads=grads, metrics=metrics)
 
-    def _record(
-        self, *, loss: Any, grads: Any, n_steps: int, elapsed_time: float, found: Metrics
-    ) -> Summary:
+    def _summary(self, n_steps: int, seconds: float, **fields: Any) -> Summary:
         return Summary(
             state=self.state,
             step=self.step,
-            loss=loss,
-            grads=grads,
             n_completed_steps=n_steps,
-            elapsed_time=elapsed_time,
+            elapsed_time=seconds,
             data_state=self._feed.state,
-            facts={"steps_per_dispatch": self._dispatcher.n_together, **self._place.facts},
+            facts={"steps_per_dispatch": self._runner.steps_per_dispatch, **self._place.facts},
             setup=self._setup,
-            metrics=found,
+            **fields,
         )
 
-    def _raise_bad(self) -> None:
-        told = self._runner.go_back()
-        raise guard.NonFiniteError(
-            f"{told} The loop's state is that of step {self.step}, the "
-            'last good one. Lower the learning rate, clip gradients, or pass on_nan="skip".'
-        )
-
-    def _say(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         _log.info(line)
         if self._stdout:
             print(line, flush=True)

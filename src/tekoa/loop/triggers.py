@@ -1,4 +1,4 @@
-"""When something is due: small values with one question."""
+"""Triggers: small objects that decide at which checkpoints something is due."""
 
 import dataclasses
 import time
@@ -9,17 +9,14 @@ from tekoa.loop.checkpoint import Checkpoint
 
 
 class Trigger(Protocol):
-    """Tells whether something is to be done at this checkpoint."""
+    """Decides at which checkpoints something is due."""
 
     def is_due(self, checkpoint: Checkpoint) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class EverySteps:
-    """Due when a multiple of `n` steps was passed since the previous checkpoint.
-
-    So nothing is missed where checkpoints do not fall on multiples of `n`.
-    """
+    """Due if a multiple of `n` was reached or passed since the previous checkpoint."""
 
     n: int
 
@@ -34,7 +31,7 @@ class EverySteps:
 
 @dataclasses.dataclass(frozen=True)
 class AtSteps:
-    """Due when one of these steps was reached or passed since the previous checkpoint."""
+    """Due if one of these steps was reached or passed since the previous checkpoint."""
 
     steps: Collection[int]
 
@@ -44,7 +41,7 @@ class AtSteps:
 
 
 class EverySeconds:
-    """Due when `seconds` have passed since it was last due, or since it was made."""
+    """Due when `seconds` have passed since it was last due, or since its creation."""
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic):
         if seconds <= 0:

@@ -1,15 +1,5 @@
 """Bundled models, one file each."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from tekoa import _lazy
 
-if TYPE_CHECKING:
-    from tekoa.models.rnn_lm import RNNLM as RNNLM
-
-_HOME = {"RNNLM": "rnn_lm"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"tekoa.models.{_HOME[name]}"), name)
-    raise AttributeError(f"tekoa.models has no attribute {name!r}.")
+__getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

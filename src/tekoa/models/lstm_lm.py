@@ -1,10 +1,10 @@
-r"""Language model of one LSTM layer, for text of words or bytes.
+r"""Language model with one LSTM layer, for text of words or bytes.
 
     tekoa train lstm_lm
 
-trains on a small text that comes with the package, in about 3 minutes of CPU time, to a
-perplexity of about 4.3 on lines that it has not seen (3.68 is that of the grammar which made
-them). On the Penn Treebank, as the original:
+trains on a small text that is part of the package, in about 3 minutes of CPU time, to a
+perplexity of about 4.3 on held-out lines (the grammar that generated them has 3.68). On the Penn
+Treebank, with the settings of JEstimator:
 
     tekoa train lstm_lm --train_pattern=ptb.train.txt --module_config.vocab_path=vocab.txt \
         --train_batch_size=64 --train_consecutive=113 --train_shuffle_buf=4096 \
@@ -28,14 +28,13 @@ import optax
 from flax import linen as nn
 from ml_collections import config_dict
 
-from tekoa.core.metrics import Mean
+import tekoa
+from tekoa import Mean
 from tekoa.data import Source
-from tekoa.estimator import adapting
-from tekoa.estimator.module import DataFacts, Experiment
-from tekoa.estimator.optimizers import make_optimizer, scales_of
+from tekoa.estimator import DataFacts, Experiment, lora, make_optimizer
 from tekoa.models import text
 
-# Evaluation reads the whole stream as one row; the carry goes on from piece to piece.
+# Evaluation reads the text as a single row; the carry connects its sequences.
 ALWAYS = {"valid_batch_size": 1, "eval_batch_size": 1}
 DEFAULTS = {
     **ALWAYS,
@@ -69,10 +68,10 @@ SLOTS = {
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Settings of model and optimizer.
+    """Returns the settings of model and optimizer.
 
-    `opt_config.scales` tells where Amos has its scales from: "hand" takes the table of this
-    file, "found" reads them off the model.
+    `opt_config.scales` selects the scales for Amos: "hand" uses the table of this file, "found"
+    finds them by analysing the model.
     """
     return ml_collections.ConfigDict(
         {
@@ -94,18 +93,18 @@ def get_config() -> ml_collections.ConfigDict:
                 "scales": "hand",
                 "groups": config_dict.placeholder(str),
             },
-            "lora": adapting.settings(),
+            "lora": lora.settings(),
         }
     )
 
 
 def open_data(config: Any, pattern: str, *, train: bool) -> Source:
-    """Opens text as a stream of tokens; words with a vocabulary, else bytes."""
+    """Opens text as a stream of tokens: words if there is a vocabulary, else bytes."""
     return text.open_text(pattern, config.vocab_path, config.seq_length, train=train)
 
 
 def experiment(config: Any, data: DataFacts) -> Experiment:
-    """The LSTM for this vocabulary."""
+    """Returns the LSTM for this vocabulary."""
     text.check_settings(
         config.model_config,
         "model_config.",
@@ -114,30 +113,30 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
     )
     vocab_size, start_id = text.tokens_of(data.info)
     plain = LstmLM(vocab_size, start_id, **config.model_config)
-    model = adapting.adapted(plain, config, inputs(data.sample))
+    model = lora.adapted(plain, config, inputs(data.sample))
 
     def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
         cost = text.token_losses(logits, batch)
-        # A batch may come in parts, each of which sees its own rows only. Their counts must
-        # add up to the root of all tokens' number.
-        part = logits.shape[0] / data.batch_size
-        return Mean(cost.total, jnp.sqrt(cost.count * part)), {"cost": cost}
+        # With gradient accumulation, this sees only a part of the rows. The counts of all parts
+        # must add up to the square root of the number of tokens.
+        fraction = logits.shape[0] / data.batch_size
+        return Mean(cost.total, jnp.sqrt(cost.count * fraction)), {"cost": cost}
 
     def optimizer() -> optax.GradientTransformation:
         scales = config.opt_config.scales
         text.check_choice(scales, "opt_config.scales", ("hand", "found"))
-        # The tables of this file are of weights, not of their adapters.
-        is_found = scales == "found" or model is not plain
+        # The tables of this file describe weights, not adapters.
+        use_tables = scales == "hand" and model is plain
         return make_optimizer(
             config.opt_config,
-            n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
-            find_scales=lambda: scales_of(model, loss, data.sample, split=found.split),
-            eta=None if is_found else ETA,
-            slot_shape=None if is_found else SLOTS,
+            n_batches=data.n_batches,
+            find_scales=lambda: tekoa.find_scales(model, loss, data.sample, split=result.split),
+            eta=ETA if use_tables else None,
+            slot_shape=SLOTS if use_tables else None,
             clip_value=1.0,
         )
 
-    found = Experiment(
+    result = Experiment(
         model=model,
         loss=loss,
         optimizer=optimizer,
@@ -145,28 +144,27 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         metrics=text.of_one_row({"cost": text.token_losses, "mrr": text.reciprocal_ranks}),
         finish=text.with_perplexity,
     )
-    return found
+    return result
 
 
 def inputs(batch: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the model reads: the tokens, and which rows start anew, where the batch tells."""
-    names = "tokens", "is_first"
-    return tuple(batch[name] for name in names if name in batch)
+    """Returns the inputs: the tokens and, if present, which rows start a new text."""
+    return tuple(batch[name] for name in ("tokens", "is_first") if name in batch)
 
 
 class LstmLM(nn.Module):
-    """Predicts each token of a row from those before it, in earlier batches too.
+    """Predicts each token of a row from those before it, including earlier batches.
 
     The last token, the recurrent output and the memory are kept in the collection "carry".
 
     Attributes:
         vocab_size: Number of tokens.
-        start_id: The token before the first.
+        start_id: The token before the first one.
         hidden_size: Width of the embedding and of the recurrent output.
         memory_size: Width of the memory.
-        forget_gate_bias: How much the gate keeps at the start.
-        hidden_dropout_rate: Of the cell's input and of the output.
-        memory_dropout_rate: Of what is read from the memory, drawn once per sequence.
+        forget_gate_bias: Bias of the forget gate; higher values keep more of the memory.
+        hidden_dropout_rate: Dropout of the input and the output of the cell.
+        memory_dropout_rate: Dropout of the memory readout; one mask per sequence.
     """
 
     vocab_size: int
@@ -181,16 +179,20 @@ class LstmLM(nn.Module):
     def __call__(
         self, tokens_BxL: jax.Array, is_first_B: jax.Array | None = None, train: bool = False
     ) -> jax.Array:
-        """Gives logits (rows, length, vocabulary) of the tokens themselves.
+        """Returns logits (rows, length, vocabulary) for the given tokens.
 
         Args:
-            tokens_BxL: What is to be predicted.
-            is_first_B: True where a row does not go on where the batch before ended, or one
-                truth for all rows. None: it goes on if it is the only row and not trained on.
-            train: Whether to drop out.
+            tokens_BxL: The tokens to predict.
+            is_first_B: True for rows that do not continue the previous batch, or one value for
+                all rows. None: a single row outside of training continues, others do not.
+            train: Whether to use dropout.
         """
         n_rows = tokens_BxL.shape[0]
-        start = self._start(n_rows)
+        start = {
+            "prev": jnp.full(n_rows, self.start_id, jnp.int32),
+            "recurrent": jnp.zeros((n_rows, self.hidden_size), jnp.float32),
+            "memory": jnp.zeros((n_rows, self.memory_size), jnp.float32),
+        }
         carry = {name: self.variable("carry", name, start.__getitem__, name) for name in start}
         if is_first_B is None:
             is_first_B = jnp.asarray(train or n_rows > 1)
@@ -217,17 +219,9 @@ class LstmLM(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
         return embed.attend(jnp.swapaxes(out_LxBxH, 0, 1)) + bias
 
-    def _start(self, n_rows: int) -> dict[str, jax.Array]:
-        """The carry before the first batch."""
-        return {
-            "prev": jnp.full(n_rows, self.start_id, jnp.int32),
-            "recurrent": jnp.zeros((n_rows, self.hidden_size), jnp.float32),
-            "memory": jnp.zeros((n_rows, self.memory_size), jnp.float32),
-        }
-
 
 class LstmLayer(nn.Module):
-    """Runs the cell over a sequence; arguments as `LstmLM`."""
+    """Runs the cell over a sequence; attributes as for `LstmLM`."""
 
     hidden_size: int
     memory_size: int
@@ -244,25 +238,25 @@ class LstmLayer(nn.Module):
     def __call__(
         self, start: tuple[jax.Array, jax.Array], x_LxBxH: jax.Array, train: bool
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """Gives the last recurrent output and memory, and all outputs (length, rows, hidden)."""
+        """Returns the last recurrent output and memory, and all outputs (length, rows, hidden)."""
         mask_BxM = self.memory_dropout(jnp.ones_like(start[1]), deterministic=not train)
 
-        def one(layer: "LstmLayer", carry: tuple[jax.Array, jax.Array], x_BxH: jax.Array):
+        def run_cell(layer: "LstmLayer", carry: tuple[jax.Array, jax.Array], x_BxH: jax.Array):
             recurrent, memory = carry
-            joined = layer.normalize(jnp.concatenate([recurrent, x_BxH], -1))
-            joined = layer.hidden_dropout(joined, deterministic=not train)
-            out, memory = layer.cell(joined, memory, mask_BxM)
+            x = layer.normalize(jnp.concatenate([recurrent, x_BxH], -1))
+            x = layer.hidden_dropout(x, deterministic=not train)
+            out, memory = layer.cell(x, memory, mask_BxM)
             return (out, memory), out
 
         scan = nn.scan(
-            one, variable_broadcast="params", split_rngs={"params": False, "dropout": True}
+            run_cell, variable_broadcast="params", split_rngs={"params": False, "dropout": True}
         )
         last, out_LxBxH = scan(self, start, x_LxBxH)
         return last, self.hidden_dropout(out_LxBxH, deterministic=not train)
 
 
 class LstmCell(nn.Module):
-    """One time step: a memory behind a gate, which writes less than it may forget."""
+    """One time step: a gated memory whose update is bounded by the gate."""
 
     hidden_size: int
     memory_size: int
@@ -272,25 +266,25 @@ class LstmCell(nn.Module):
     def __call__(
         self, x: jax.Array, memory: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Gives the output and the next memory."""
+        """Returns the output and the next memory."""
         init = nn.initializers.truncated_normal(x.shape[-1] ** -0.5)
         core = nn.DenseGeneral((4, self.memory_size), kernel_init=init, name="core")
         a, b, g, o = jnp.moveaxis(core(x), -2, 0)
         gate = nn.sigmoid(self.forget_gate_bias - g)
-        most = 1 / (1 + math.exp(self.forget_gate_bias))
-        written = jnp.clip(most * jnp.tanh(b), -gate, gate) * 2 * nn.silu(a)
-        memory = memory * (1 - gate) + written
+        limit = 1 / (1 + math.exp(self.forget_gate_bias))
+        update = jnp.clip(limit * jnp.tanh(b), -gate, gate) * 2 * nn.silu(a)
+        memory = memory * (1 - gate) + update
         read = ShiftNorm(name="normalize")(memory) * 2 * nn.sigmoid(o) * mask
         out = nn.Dense(self.hidden_size, kernel_init=nn.initializers.zeros, name="out")
         return out(read), memory
 
 
 class ShiftNorm(nn.Module):
-    """Takes a learned shift and the mean away, and bounds the size d**-0.25 per entry."""
+    """Subtracts a learned shift and the mean, and limits the RMS to size**-0.25."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Gives x normalized along its last axis."""
+        """Returns x normalized along its last axis."""
         size = x.shape[-1]
         x = x - self.param("shift", nn.initializers.zeros, (size,))
         x = x - jnp.mean(x, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""RNNLM: the small Linen LSTM language model of the examples."""
+"""RNNLM: a small LSTM language model in Linen, used by the examples."""
 
 import functools
 
@@ -8,14 +8,14 @@ from flax import linen as nn
 
 
 class RNNLM(nn.Module):
-    """Predicts the next token of each row; keeps its LSTM state in a "carry" collection.
+    """Predicts the next token; keeps its LSTM state in the collection "carry".
 
     Attributes:
         vocab_size: Number of tokens.
-        d_model: Width of embedding and layers.
-        n_layers: LSTM layers.
-        dropout_rate: Of the embedding and of each layer's output, while training.
-        deterministic: True for evaluation: no dropout.
+        d_model: Width of the embedding and the layers.
+        n_layers: Number of LSTM layers.
+        dropout_rate: Dropout of the embedding and of each layer's output.
+        deterministic: Whether to disable dropout, for evaluation.
     """
 
     vocab_size: int
@@ -26,7 +26,7 @@ class RNNLM(nn.Module):
 
     @nn.compact
     def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
-        """Gives logits (rows, length, vocabulary)."""
+        """Returns logits (rows, length, vocabulary)."""
         drop = functools.partial(
             nn.Dropout, self.dropout_rate, deterministic=self.deterministic, broadcast_dims=(1,)
         )

@@ -1,19 +1,19 @@
-r"""Language model of a small decoder: rotary positions, pre-norm, gated MLP.
+r"""Language model with a small Transformer decoder: rotary positions, pre-norm, gated MLP.
 
     tekoa train transformer_lm
 
-trains on a small text that comes with the package, in about 45 s of CPU time, to a perplexity
-of about 3.9 on lines that it has not seen (3.68 is that of the grammar which made them). Text of
-words needs `--module_config.vocab_path`; without it the bytes of the files are the tokens:
+trains on a small text that is part of the package, in about 45 s of CPU time, to a perplexity
+of about 3.9 on held-out lines (the grammar that generated them has 3.68). Tokens are words if
+`--module_config.vocab_path` is set, else the bytes of the files:
 
     tekoa train transformer_lm --train_pattern=TRAIN.txt --valid_pattern=VALID.txt \
         --max_train_steps=300 --model_dir=DIR
 
-comes to a cost of about 2.2 nats a byte on tiny Shakespeare (its last tenth) in as long.
+reaches a cost of about 2.2 nats per byte on the last tenth of tiny Shakespeare in the same time.
 
-Each piece of the text is predicted by itself, its first token from nothing; so every token
-counts once in a score. Parameters and activations have logical axes ("vocab", "embed", "heads",
-"kv", "mlp", "batch", "length"), which `LOGICAL_AXIS_RULES` maps to the axes of a mesh:
+Each sequence of the text is predicted independently, its first token without context, so every
+token counts once in a score. Parameters and activations have logical axes ("vocab", "embed",
+"heads", "kv", "mlp", "batch", "length"), which `LOGICAL_AXIS_RULES` maps to the axes of a mesh:
 `--mesh=fsdp=8` splits the weights over 8 devices, `--mesh=model=4` each layer over 4.
 """
 
@@ -29,14 +29,12 @@ import optax
 from flax import linen as nn
 from ml_collections import config_dict
 
-from tekoa.core.metrics import Mean
-from tekoa.core.sharding import constrain
+import tekoa
+from tekoa import Mean
 from tekoa.data import Source
-from tekoa.estimator import adapting
-from tekoa.estimator.config import UsageError
-from tekoa.estimator.module import DataFacts, Experiment
-from tekoa.estimator.optimizers import make_optimizer, scales_of
+from tekoa.estimator import DataFacts, Experiment, UsageError, lora, make_optimizer
 from tekoa.models import text
+from tekoa.sharding import constrain
 
 DEFAULTS = {
     "train_pattern": "sample://split=train",
@@ -49,24 +47,19 @@ DEFAULTS = {
     "check_every_steps": 100,
 }
 
-# Logical axis to mesh axis. Rows of a batch go by the axes `data` and `fsdp`.
-LOGICAL_AXIS_RULES = (
-    ("vocab", "model"),
-    ("heads", "model"),
-    ("mlp", "model"),
-    ("embed", "fsdp"),
-)
+# Logical axis to mesh axis. The rows of a batch are split over `data` and `fsdp`.
+LOGICAL_AXIS_RULES = (("vocab", "model"), ("heads", "model"), ("mlp", "model"), ("embed", "fsdp"))
 
-# Longest period of a rotation, in tokens over 2 pi.
+# Longest wavelength of the rotary positions, in tokens, divided by 2 pi.
 _BASE = 10_000.0
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Settings of model and optimizer.
+    """Returns the settings of model and optimizer.
 
-    A `learning_rate` of None takes what is usual for the optimizer. `mlp` is "gated" or
-    "plain"; `mlp_ratio` is the width of its hidden layer over that of the model. `remat` computes
-    the inside of attention and MLP again in the backward pass instead of keeping it.
+    A `learning_rate` of None means the default of the optimizer. `mlp` is "gated" or "plain";
+    `mlp_ratio` is the width of its hidden layer divided by the width of the model. `remat`
+    recomputes the inside of attention and MLP in the backward pass instead of storing it.
     """
     return ml_collections.ConfigDict(
         {
@@ -87,18 +80,18 @@ def get_config() -> ml_collections.ConfigDict:
                 "weight_decay": 0.01,
                 "groups": config_dict.placeholder(str),
             },
-            "lora": adapting.settings(),
+            "lora": lora.settings(),
         }
     )
 
 
 def open_data(config: Any, pattern: str, *, train: bool) -> Source:
-    """Opens text as a stream of tokens; words with a vocabulary, else bytes."""
+    """Opens text as a stream of tokens: words if there is a vocabulary, else bytes."""
     return text.open_text(pattern, config.vocab_path, config.seq_length, train=train)
 
 
 def experiment(config: Any, data: DataFacts) -> Experiment:
-    """The decoder for this vocabulary."""
+    """Returns the decoder for this vocabulary."""
     _check(config)
     vocab_size, start_id = text.tokens_of(data.info)
     model = TransformerLM(
@@ -112,17 +105,17 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         remat=config.remat,
     )
 
-    inputs = functools.partial(shifted, start_id=start_id)
-    model = adapting.adapted(model, config, inputs(data.sample))
+    inputs = functools.partial(shift_tokens, start_id=start_id)
+    model = lora.adapted(model, config, inputs(data.sample))
 
     def optimizer() -> optax.GradientTransformation:
         return make_optimizer(
             config.opt_config,
-            n_batches=max(1.0, (data.n_examples or 1) / data.batch_size),
-            find_scales=lambda: scales_of(model, loss, data.sample, split=found.split),
+            n_batches=data.n_batches,
+            find_scales=lambda: tekoa.find_scales(model, loss, data.sample, split=result.split),
         )
 
-    found = Experiment(
+    result = Experiment(
         model=model,
         loss=loss,
         optimizer=optimizer,
@@ -130,45 +123,44 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
         finish=text.with_perplexity,
     )
-    return found
+    return result
 
 
 def _check(config: Any) -> None:
-    def refuse(name: str, wanted: str) -> None:
-        raise UsageError(f"--module_config.{name} must be {wanted}, got {config[name]!r}.")
-
     text.check_settings(config, "", counts=("n_layers", "width", "n_heads"), rates=("dropout",))
-    if config.width % (2 * config.n_heads):
-        refuse("width", f"a multiple of 2 * n_heads = {2 * config.n_heads}")
+    if config.width % (n := 2 * config.n_heads):
+        raise UsageError(
+            f"--module_config.width must be a multiple of 2 * n_heads = {n}, got {config.width!r}."
+        )
     text.check_choice(config.mlp, "mlp", ("gated", "plain"))
     if not config.mlp_ratio > 0:
-        refuse("mlp_ratio", "above 0")
+        raise UsageError(f"--module_config.mlp_ratio must be above 0, got {config.mlp_ratio!r}.")
 
 
 def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
-    """Mean cross entropy of the tokens, also as the metric `cost`."""
+    """Returns the mean cross entropy of the tokens, also as the metric `cost`."""
     cost = text.token_losses(logits, batch)
     return cost, {"cost": cost}
 
 
-def shifted(batch: Mapping[str, Any], *, start_id: int) -> jax.Array:
-    """What the model reads: the token before each, the start token before the first."""
+def shift_tokens(batch: Mapping[str, Any], *, start_id: int) -> jax.Array:
+    """Returns the input of the model: the tokens shifted right, after the start token."""
     tokens_BxL = jnp.asarray(batch["tokens"])
     return jnp.pad(tokens_BxL[:, :-1], ((0, 0), (1, 0)), constant_values=start_id)
 
 
 class TransformerLM(nn.Module):
-    """Predicts the token after each token of a row from those up to it.
+    """Predicts the next token at each position of a row.
 
     Attributes:
         vocab_size: Number of tokens.
-        n_layers: Blocks of attention and MLP.
+        n_layers: Number of blocks, each attention and MLP.
         width: Width of the residual stream.
-        n_heads: Attention heads; each has width / n_heads entries.
+        n_heads: Attention heads, each of size width / n_heads.
         mlp_width: Width of the MLP's hidden layer.
         is_gated: Whether the hidden layer is multiplied by a gate.
-        dropout: Of the embedding and of what each half block adds.
-        remat: Whether the inside of a half block is computed again in the backward pass.
+        dropout: Dropout rate of the embedding and of the output of attention and MLP.
+        remat: Whether to recompute the inside of attention and MLP in the backward pass.
     """
 
     vocab_size: int
@@ -182,37 +174,33 @@ class TransformerLM(nn.Module):
 
     @nn.compact
     def __call__(self, tokens_BxL: jax.Array, train: bool = False) -> jax.Array:
-        """Gives logits (rows, length, vocabulary)."""
+        """Returns logits (rows, length, vocabulary)."""
         drop = nn.Dropout(self.dropout, deterministic=not train)
         table = _param(self, "embedding", (self.vocab_size, self.width), ("vocab", "embed"), 1)
-        # Rows are looked up in a table of which each device has whole rows.
+        # The lookup needs complete rows on each device.
         rows = constrain(table, "vocab", None)
-        # The table has the scale of the output layer; its rows enter at unit size.
+        # The table has the scale of the output layer; as inputs, its rows need unit size.
         x = drop(rows[tokens_BxL] * math.sqrt(self.width))
         x = constrain(x, "batch", "length", "embed")
+        attention, mlp = (nn.remat(Attention), nn.remat(MLP)) if self.remat else (Attention, MLP)
         for i in range(self.n_layers):
-            attention = nn.remat(Attention) if self.remat else Attention
-            mlp = nn.remat(MLP) if self.remat else MLP
-            halves = (
-                attention(self.n_heads, name=f"attention_{i}"),
-                mlp(self.mlp_width, self.is_gated, name=f"mlp_{i}"),
-            )
-            for half in halves:
-                x = x + drop(half(x))
-                x = constrain(x, "batch", "length", "embed")
+            x = x + drop(attention(self.n_heads, name=f"attention_{i}")(x))
+            x = constrain(x, "batch", "length", "embed")
+            x = x + drop(mlp(self.mlp_width, self.is_gated, name=f"mlp_{i}")(x))
+            x = constrain(x, "batch", "length", "embed")
         x = RMSNorm(name="norm")(x)
         logits = jnp.einsum("BLD,VD->BLV", x, table)
         return constrain(logits, "batch", "length", "vocab")
 
 
 class Attention(nn.Module):
-    """Self-attention of each token to those up to it, after normalization."""
+    """Causal self-attention, after normalization."""
 
     n_heads: int
 
     @nn.compact
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
-        """Gives what is to be added to x."""
+        """Returns the update to be added to x."""
         width, length = x_BxLxD.shape[-1], x_BxLxD.shape[1]
         size = width // self.n_heads
         x = RMSNorm(name="norm")(x_BxLxD)
@@ -225,19 +213,19 @@ class Attention(nn.Module):
             for name in ("query", "key", "value")
         )
         positions = jnp.arange(length)
-        scores = jnp.einsum("BQHK,BSHK->BHQS", rotated(q, positions), rotated(k, positions))
-        is_seen = positions[:, None] >= positions[None]
-        scores = jnp.where(is_seen, scores.astype(jnp.float32) / math.sqrt(size), -jnp.inf)
+        scores = jnp.einsum("BQHK,BSHK->BHQS", rotate(q, positions), rotate(k, positions))
+        is_visible = positions[:, None] >= positions[None]
+        scores = jnp.where(is_visible, scores.astype(jnp.float32) / math.sqrt(size), -jnp.inf)
         weights = nn.softmax(scores).astype(v.dtype)
         mixed = jnp.einsum("BHQS,BSHK->BQHK", weights, v)
-        out = _param(self, "out", (self.n_heads, size, width), ("heads", "kv", "embed"), (0, 1))
+        out = _param(self, "out", (self.n_heads, size, width), ("heads", "kv", "embed"), 0, 1)
         return jnp.einsum("BLHK,HKD->BLD", mixed, out)
 
 
-def rotated(x_BxLxHxK: jax.Array, positions_L: jax.Array) -> jax.Array:
-    """Turns pairs of entries by angles in proportion to the position.
+def rotate(x_BxLxHxK: jax.Array, positions_L: jax.Array) -> jax.Array:
+    """Rotates pairs of entries by angles proportional to the position.
 
-    The product of two vectors so turned depends on the distance of their positions alone.
+    The product of two rotated vectors depends only on the distance of their positions.
     """
     half = x_BxLxHxK.shape[-1] // 2
     rates = _BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
@@ -248,14 +236,14 @@ def rotated(x_BxLxHxK: jax.Array, positions_L: jax.Array) -> jax.Array:
 
 
 class MLP(nn.Module):
-    """Two layers of each token by itself, after normalization."""
+    """Two dense layers applied to each token, after normalization."""
 
     hidden_width: int
     is_gated: bool
 
     @nn.compact
     def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
-        """Gives what is to be added to x."""
+        """Returns the update to be added to x."""
         width = x_BxLxD.shape[-1]
         x = RMSNorm(name="norm")(x_BxLxD)
         shape, axes = (width, self.hidden_width), ("embed", "mlp")
@@ -267,11 +255,11 @@ class MLP(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Brings each token's vector to unit size, times a learned scale."""
+    """Scales the vector of each token to unit RMS, times a learned scale."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Gives x normalized along its last axis."""
+        """Returns x normalized along its last axis."""
         init: Any = nn.with_logical_partitioning(nn.initializers.ones, ("embed",))
         scale = self.param("scale", init, (x.shape[-1],))
         square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
@@ -283,11 +271,10 @@ def _param(
     name: str,
     shape: tuple[int, ...],
     axes: tuple[str, ...],
-    contracted: int | tuple[int, ...],
+    *contracted: int,
 ) -> jax.Array:
-    """A matrix with logical axes, drawn so that what is contracted with it keeps its size."""
-    contracted = (contracted,) if isinstance(contracted, int) else contracted
+    """Creates a weight with logical axes; its scale keeps the size of the input."""
     stddev = math.prod(shape[axis] for axis in contracted) ** -0.5
-    # `param` gives the array without the box of its axes, which its type does not tell.
+    # `param` returns the array without the box of its axes, contrary to its type.
     init: Any = nn.with_logical_partitioning(nn.initializers.normal(stddev), axes)
     return module.param(name, init, shape)

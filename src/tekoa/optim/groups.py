@@ -1,7 +1,7 @@
-"""Optimizers, freezing and masks by parameter group, from one rule table.
+"""Optimizers, freezing and masks by parameter group, defined by a table of patterns.
 
-A group is the leaves whose name a regex is found in; the first of the table wins. The
-same table serves Linen, NNX, Equinox and dict trees, since leaves are named alike.
+A group consists of the parameters whose name matches a regex; the first match in the table
+wins. One table works for Linen, NNX, Equinox and dicts, since leaves are named alike.
 """
 
 import logging
@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from tekoa.core import rules, trees
-from tekoa.optim import rates, schedules
+from tekoa.optim import rates
+from tekoa.optim.triples import schedules
 
 GroupValue = (
     optax.GradientTransformation
@@ -28,34 +29,34 @@ _log = logging.getLogger("tekoa")
 
 
 class UnusedRuleWarning(UserWarning):
-    """A pattern of a rule table was found in no parameter's name."""
+    """A pattern of the table matches no parameter."""
 
 
-def groups(
+def param_groups(
     table: Mapping[str, GroupValue], make: Callable[..., Any] | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes one transformation that treats each group of parameters its own way.
+    """Creates a transformation that handles each group of parameters separately.
 
-    A line search in a group, such as LBFGS, looks along that group's parameters; it takes
-    all others as they were before the step.
+    A line search within a group, such as that of LBFGS, varies only the group's parameters;
+    all others keep their values from before the step.
 
     Args:
-        table: Pattern to transformation, in order; None or 'freeze' keeps a group as it
-            is and spends no memory on it. A pattern may match anywhere in the name:
-            'kernel$' means every kernel.
-        make: Makes a transformation from a learning rate, as `optax.adam` does; with it, a
+        table: Pattern to transformation, in order. None or 'freeze' leaves a group unchanged
+            and uses no memory for it. A pattern may match anywhere in the name: 'kernel$'
+            selects every kernel.
+        make: Creates a transformation from a learning rate, like `optax.adam`. With it, a
             number or a schedule in the table stands for `rated(make, number)`.
 
     Returns:
-        A transformation; the names of the groups in its state are the patterns. `init`
-        raises `NoRuleError` with the parameters that are in no group, and warns with
-        `UnusedRuleWarning` of patterns that no parameter is left for.
+        A transformation whose state names the groups by their patterns. `init` raises
+        `NoRuleError` if a parameter is in no group, and warns with `UnusedRuleWarning` of
+        patterns that select no parameter.
 
     Raises:
-        TypeError: If a value is neither a transformation nor a freeze, or it is a rate and
-            there is no `make`.
+        TypeError: If a value is neither a transformation nor 'freeze' nor None, or is a
+            learning rate without `make`.
 
-    >>> tx = groups({'bias$': 'freeze', 'kernel$': 0.5}, make=optax.sgd)
+    >>> tx = param_groups({'bias$': 'freeze', 'kernel$': 0.5}, make=optax.sgd)
     >>> params = {'dense': {'kernel': jnp.ones(1), 'bias': jnp.ones(1)}}
     >>> updates, state = tx.update(params, tx.init(params), params)
     >>> updates['dense']
@@ -64,7 +65,8 @@ def groups(
     {'bias$': 0.0, 'kernel$': 0.5}
     """
     transforms: dict[Hashable, optax.GradientTransformation] = {
-        pattern: _in_group(_transform(pattern, value, make)) for pattern, value in table.items()
+        pattern: _restrict_grad(_transform(pattern, value, make))
+        for pattern, value in table.items()
     }
     patterns = {pattern: pattern for pattern in table}
 
@@ -75,9 +77,9 @@ def groups(
 
     def init(params: trees.PyTree) -> optax.OptState:
         used = set(jax.tree.leaves(labels(params)))
-        _report_unused(patterns, used)
+        _warn_unused(patterns, used)
         state = partition.init(params)
-        _report_silent(used, rates.current_rates(state))
+        _log_unreadable_rates(used, rates.current_rates(state))
         return state
 
     def update(
@@ -85,14 +87,17 @@ def groups(
     ) -> tuple[trees.PyTree, Any]:
         if "value_fn" in extra_args and params is not None:
             value_fn = extra_args["value_fn"]
-            extra_args["value_fn"] = lambda group: value_fn(_filled(group, params))
+            extra_args["value_fn"] = lambda group: value_fn(_fill_in(group, params))
         return partition.update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _in_group(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Hands a group its own part of the gradients, where they are an extra argument."""
+groups = param_groups  # The former name.
+
+
+def _restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Restricts the extra argument `grad`, if there is one, to the group's own gradients."""
     tx = optax.with_extra_args_support(tx)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
@@ -108,8 +113,8 @@ def _in_group(tx: optax.GradientTransformation) -> optax.GradientTransformationE
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def _filled(group: trees.PyTree, params: trees.PyTree) -> trees.PyTree:
-    """The group's parameters, with all others as they are."""
+def _fill_in(group: trees.PyTree, params: trees.PyTree) -> trees.PyTree:
+    """Returns `params` with the group's values in place of its own."""
     return jax.tree.map(
         lambda own, other: other if _is_masked(own) else own, group, params, is_leaf=_is_masked
     )
@@ -131,47 +136,52 @@ def _transform(
     is_rate = callable(value) or jnp.isscalar(value)
     if make is not None and is_rate:
         return rates.rated(make, value)
-    hint = " Rates need a `make`: groups(table, make=optax.adam)." if is_rate else ""
+    hint = " Rates need `make`: param_groups(table, make=optax.adam)." if is_rate else ""
     raise TypeError(
         f"Group {pattern!r} must have an optax transformation, 'freeze' or None, got {value!r}."
         f"{hint}"
     )
 
 
-def _report_unused(patterns: Mapping[str, str], used: set[str]) -> None:
-    # A last rule for the rest is no mistake where nothing is left.
+def _warn_unused(patterns: Mapping[str, str], used: set[str]) -> None:
+    # A catch-all for which no parameter is left is not a mistake.
     unused = [p for p in patterns if p not in used and p not in ("", ".*")]
-    # A tree without parameters, as optax.tree_map_params makes, says nothing.
+    # optax.tree_map_params calls init with a tree without parameters.
     if used and unused:
         warnings.warn(
-            f"No parameter is in group {', '.join(map(repr, unused))}: the pattern is found in no "
-            "name, or a pattern above it takes all. Remove it or correct it.",
+            f"No parameter is in group {', '.join(map(repr, unused))}: the pattern matches no "
+            "name, or earlier patterns match all of them first. Correct or remove it.",
             UnusedRuleWarning,
             stacklevel=3,
         )
 
 
-def _report_silent(used: set[str], known: Mapping[str, Any]) -> None:
-    told = {group.split("/")[0] for group in known} | set(known)
-    if silent := [pattern for pattern in sorted(used) if pattern not in told]:
+def _log_unreadable_rates(used: set[str], current: Mapping[str, Any]) -> None:
+    readable = {group.split("/")[0] for group in current} | set(current)
+    if unreadable := [pattern for pattern in sorted(used) if pattern not in readable]:
         _log.info(
-            "The rate of group %s is not logged: its transformation does not tell it. "
-            "rated(optax.adam, rate) does, and so do rates in groups(table, make=optax.adam).",
-            ", ".join(map(repr, silent)),
+            "The learning rate of group %s is not logged because its transformation does not "
+            "expose it. Use rated(optax.adam, rate), or rates in "
+            "param_groups(table, make=optax.adam).",
+            ", ".join(map(repr, unreadable)),
         )
 
 
-def mask(table: Mapping[str, bool]) -> Callable[[trees.PyTree], trees.PyTree]:
-    """Makes a function of a tree that gives the table's value for every leaf.
+def mask_by_name(table: Mapping[str, bool]) -> Callable[[trees.PyTree], trees.PyTree]:
+    """Returns a function that maps a tree to the table's value for each leaf.
 
     Args:
-        table: Pattern to whether, say, weights decay; in order, as in `groups`.
+        table: Pattern to whether the mask includes the leaf; the first match wins, as in
+            `param_groups`.
 
     Returns:
-        What `optax.adamw(mask=...)` and `optax.masked` take.
+        A mask for `optax.adamw(mask=...)` or `optax.masked`.
 
-    >>> tx = optax.adamw(1e-3, mask=mask({'(bias|scale)$': False, '.*': True}))
-    >>> mask({'bias$': False, '.*': True})({'dense': {'kernel': 0, 'bias': 0}})
+    >>> tx = optax.adamw(1e-3, mask=mask_by_name({'(bias|scale)$': False, '.*': True}))
+    >>> mask_by_name({'bias$': False, '.*': True})({'dense': {'kernel': 0, 'bias': 0}})
     {'dense': {'bias': False, 'kernel': True}}
     """
     return lambda tree: rules.map_rules(table, tree)
+
+
+mask = mask_by_name  # The former name.

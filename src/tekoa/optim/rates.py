@@ -1,4 +1,4 @@
-"""Learning rates that can be read while training: `rated` tells, `current_rates` reads."""
+"""Learning rates that can be read during training: `rated` stores, `current_rates` reads."""
 
 import functools
 import itertools
@@ -10,17 +10,18 @@ import jax.numpy as jnp
 import optax
 
 from tekoa.core import trees
-from tekoa.optim import amos, schedules
+from tekoa.optim.amos import transform
+from tekoa.optim.triples import schedules
 
 
 class FrozenState(NamedTuple):
-    """The state of a frozen group: nothing."""
+    """The empty state of a frozen group."""
 
 
 def freeze() -> optax.GradientTransformation:
-    """Makes the transformation that leaves parameters as they are.
+    """Creates a transformation that leaves parameters unchanged.
 
-    Unlike `optax.set_to_zero`, `current_rates` knows it, and reports the rate 0.
+    Unlike with `optax.set_to_zero`, `current_rates` can report the rate, which is 0.
 
     >>> freeze().update({'w': 3.0}, freeze().init({'w': 1.0}))[0]
     {'w': Array(0., dtype=float32, weak_type=True)}
@@ -36,10 +37,10 @@ def freeze() -> optax.GradientTransformation:
 
 
 class RatedState(NamedTuple):
-    """The state of a transformation, and what its learning rate was."""
+    """The state of a transformation and its learning rate."""
 
     count: Any  # Completed updates, an int32 array.
-    rate: jax.Array  # Of the last update; before the first, the rate it will have.
+    rate: jax.Array  # Of the last update; initially, of the first one.
     inner: Any  # The transformation's own state.
 
 
@@ -50,14 +51,14 @@ def rated(
     first_count: int | None = None,
     **kwargs: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes `make(learning_rate, **kwargs)`, with its rate readable by `current_rates`.
+    """Creates `make(learning_rate, **kwargs)` with a rate that `current_rates` can read.
 
     Args:
-        make: Makes a transformation from a learning rate, as `optax.adamw` does.
-        learning_rate: A number, or a schedule of the count of updates.
-        first_count: What `make` calls the schedule with in the first update. None: 1 for
-            Amos, which counts the update it is in, else 0, as all of optax does.
-        **kwargs: Handed to `make`.
+        make: Creates a transformation from a learning rate, like `optax.adamw`.
+        learning_rate: A number, or a schedule of the update count.
+        first_count: The count that `make` passes to the schedule in the first update. None
+            means 1 for Amos, which counts the current update, and 0 as in optax otherwise.
+        **kwargs: Passed to `make`.
 
     >>> tx = rated(optax.sgd, optax.linear_schedule(1.0, 0.0, 4))
     >>> params = {'w': jnp.ones(())}
@@ -71,7 +72,7 @@ def rated(
     rate_at = schedules.make_schedule(learning_rate)
     if first_count is None:
         maker = make.func if isinstance(make, functools.partial) else make
-        first_count = int(maker in (amos.amos, amos.scale_by_amos))
+        first_count = int(maker in (transform.amos, transform.scale_by_amos))
 
     def rate_of(count: jax.Array) -> jax.Array:
         return jnp.asarray(rate_at(count + first_count), jnp.float32)
@@ -91,18 +92,18 @@ def rated(
 
 
 def current_rates(opt_state: optax.OptState) -> dict[str, jax.Array]:
-    """Reads the learning rate of every group out of an optimizer state.
+    """Reads the learning rate of every group from an optimizer state.
 
-    Known are the rates of `rated`, of `optax.inject_hyperparams` (its 'learning_rate')
-    and of frozen groups, also inside chains, `optax.MultiSteps` and nested groups.
+    Finds the rates of `rated`, of `optax.inject_hyperparams` ('learning_rate') and of frozen
+    groups, also inside chains, `optax.MultiSteps` and nested groups.
 
     Args:
         opt_state: The state of any transformation.
 
     Returns:
-        Group to rate, on the device: reading one waits for the step. A rate outside all
-        groups is called 'all', that of a group in a group 'outer/inner'. Groups made in
-        another way are left out.
+        Group to rate, on the device: reading one waits for the step. A rate outside of all
+        groups is named 'all', that of a nested group 'outer/inner'. Groups with other
+        transformations are omitted.
 
     >>> tx = optax.partition(
     ...     {'a': freeze(), 'b': rated(optax.adam, 0.5)}, {'bias': 'a', 'kernel': 'b'})
@@ -110,13 +111,12 @@ def current_rates(opt_state: optax.OptState) -> dict[str, jax.Array]:
     >>> {group: float(rate) for group, rate in current_rates(state).items()}
     {'a': 0.0, 'b': 0.5}
     """
-    found, _ = jax.tree_util.tree_flatten_with_path(
+    nodes, _ = jax.tree_util.tree_flatten_with_path(
         opt_state, is_leaf=lambda node: _rate(node) is not None
     )
     rates = {}
-    for path, node in found:
-        rate = _rate(node)
-        if rate is not None:
+    for path, node in nodes:
+        if (rate := _rate(node)) is not None:
             rates.setdefault(_group(path), rate)
     return rates
 
@@ -133,7 +133,7 @@ def _rate(node: Any) -> Any:
 
 
 def _group(path: tuple[Any, ...]) -> str:
-    """Joins the labels of `optax.partition` on the way to a state."""
-    inside = jax.tree_util.GetAttrKey("inner_states")
-    labels = [str(key.key) for before, key in itertools.pairwise(path) if before == inside]
+    """Joins the labels of `optax.partition` along the path to a state."""
+    inner_states = jax.tree_util.GetAttrKey("inner_states")
+    labels = [str(key.key) for before, key in itertools.pairwise(path) if before == inner_states]
     return "/".join(labels) or "all"

@@ -1,1 +1,1 @@
-"""Short runnable files, one per page of the cookbook."""
+"""Short programs, one for each page of the cookbook."""

@@ -2,8 +2,8 @@
 
     python -m tekoa.recipes.mixed_precision --plot mixed_precision.png
 
-The model runs in bfloat16; its parameters, slots and averages stay float32. Hardware made for
-bfloat16 gains time and memory by it; a CPU only shows that the loss is the same.
+The model runs in bfloat16; parameters, optimizer state and averages stay float32. This saves time
+and memory on hardware with bfloat16 support; a CPU only shows that the loss is the same.
 """
 
 import jax
@@ -21,17 +21,17 @@ def run(n_steps: int = 200) -> toy.Curves:
     for library, make in toy.MODELS.items():
         for precision in ("float32", "bf16"):
             loop = tekoa.TrainLoop(
-                make(),
-                toy.make_task(optax.adam(3e-3)),
+                model=make(),
+                task=toy.make_task(optax.adam(3e-3)),
                 n_steps=n_steps,
                 n_steps_per_checkpoint=EVERY,
                 precision=precision,
             )
-            measure = toy.make_evaluation(loop)
-            losses = [measure(checkpoint).metrics["eval"]["loss"] for checkpoint in loop]
+            evaluate = toy.make_evaluation(loop)
+            losses = [evaluate(checkpoint).metrics["eval"]["loss"] for checkpoint in loop]
             lines[f"{library}, {precision}"] = losses
-            kept = {leaf.dtype.name for leaf in jax.tree.leaves(loop.state.params)}
-            print(f"{library}: test loss {losses[-1]:.4f} in {precision}, parameters {kept}")
+            dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(loop.state.params)}
+            print(f"{library}: test loss {losses[-1]:.4f} in {precision}, parameters {dtypes}")
     steps = range(EVERY, n_steps + 1, EVERY)
     return toy.Curves(lines=lines, x=steps, y_label="test loss", is_log=True)
 

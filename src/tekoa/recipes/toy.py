@@ -1,6 +1,6 @@
-"""What the recipes share: one small network in Linen and in NNX, the digits, a command line.
+"""Shared by the recipes: a small network in Linen and in NNX, the digits, a command line.
 
-None of it belongs to a recipe: with a model and data of one's own it falls away.
+Replace all of it with your own model and data.
 """
 
 import argparse
@@ -25,8 +25,8 @@ class LinenMLP(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array) -> jax.Array:
-        """Gives logits (rows, classes)."""
-        x = nn.relu(nn.Dense(N_HIDDEN, name="hidden")(as_rows(image)))
+        """Returns logits (rows, classes)."""
+        x = nn.relu(nn.Dense(N_HIDDEN, name="hidden")(flatten(image)))
         return nn.Dense(N_CLASSES, name="out")(x)
 
 
@@ -39,64 +39,59 @@ class NnxMLP(nnx.Module):
         self.out = nnx.Linear(N_HIDDEN, N_CLASSES, rngs=rngs)
 
     def __call__(self, image: jax.Array) -> jax.Array:
-        """Gives logits (rows, classes)."""
-        return self.out(nnx.relu(self.hidden(as_rows(image))))
+        """Returns logits (rows, classes)."""
+        return self.out(nnx.relu(self.hidden(flatten(image))))
 
 
 MODELS: dict[str, Callable[[], Any]] = {"Linen": LinenMLP, "NNX": NnxMLP}
 
 
-def as_rows(image: jax.Array) -> jax.Array:
-    """Pixels from 0 to 16 as rows of numbers from 0 to 1."""
-    scaled = image / jnp.asarray(16, image.dtype)
-    return scaled.reshape(image.shape[0], -1)
+def flatten(image: jax.Array) -> jax.Array:
+    """Returns one row per image, with pixels scaled from 0..16 to 0..1."""
+    return (image / jnp.asarray(16, image.dtype)).reshape(image.shape[0], -1)
 
 
 def loss(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Mean cross entropy."""
+    """Returns the mean cross entropy."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, label).mean()
 
 
 def accuracy(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Whether each row's best class is its label."""
+    """Returns for each row whether the most likely class is the label."""
     return jnp.argmax(logits, -1) == label
 
 
-def as_pair(batch: Mapping[str, Any]) -> tuple[tuple[Any], tuple[Any]]:
-    """Tells the inputs of a batch from its targets."""
+def split_batch(batch: Mapping[str, Any]) -> tuple[tuple[Any], tuple[Any]]:
+    """Splits a batch into model inputs and loss targets."""
     return (jnp.asarray(batch["image"], jnp.float32),), (batch["label"],)
 
 
 def make_task(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
-    split: Callable[[Any], Any] = as_pair,
+    split: Callable[[Any], Any] = split_batch,
 ) -> tekoa.TrainTask:
-    """Digits to learn, shuffled, without an end."""
+    """Returns a task with an endless, shuffled stream of digits."""
     data = tekoa.data.load("digits://split=train").batches(batch_size, seed=0, shuffle=2048)
     return tekoa.TrainTask(optimizer=optimizer, loss=loss, data=data, split=split)
 
 
-def make_evaluation(
-    loop: tekoa.TrainLoop, split: Callable[[Any], Any] = as_pair, **options: Any
-) -> tekoa.EvalLoop:
-    """Measures loss and accuracy on digits of other writers."""
+def make_evaluation(loop: tekoa.TrainLoop, **options: Any) -> tekoa.EvalLoop:
+    """Returns an evaluation of loss and accuracy on digits of other writers."""
     data = list(tekoa.data.load("digits://split=test").batches(120, epochs=1))
-    measures = {"loss": loss, "accuracy": accuracy}
-    task = tekoa.EvalTask(metrics=measures, data=data, split=split)
-    return tekoa.EvalLoop(task, init=loop.model_fns, **options)
+    return loop.evaluation({"loss": loss, "accuracy": accuracy}, data, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curves:
-    """What a recipe found: lines to draw.
+    """The result of a recipe, as lines of a plot.
 
     Attributes:
-        lines: Name to values.
-        x: Where the values are.
-        x_label: What x counts.
-        y_label: What the values are.
-        is_log: Whether y is drawn on a logarithmic scale.
+        lines: Name to y values.
+        x: The x values of all lines.
+        x_label: Label of the x axis.
+        y_label: Label of the y axis.
+        is_log: Whether the y axis is logarithmic.
     """
 
     lines: Mapping[str, Sequence[float]]
@@ -110,14 +105,14 @@ def main(run: Callable[[], Curves], about: str | None, n_devices: int | None = N
     """Runs a recipe from the command line.
 
     Args:
-        run: Prints what it finds, and gives its curves.
+        run: Prints results and returns curves.
         about: The text of --help.
-        n_devices: As many CPU devices as the recipe needs.
+        n_devices: Number of CPU devices that the recipe needs.
     """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--plot", metavar="FILE", help="write the curves as a picture, say a .png")
+    parser.add_argument("--plot", metavar="FILE", help="save the curves as an image (.png)")
     plot = parser.parse_args().plot
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
@@ -126,26 +121,23 @@ def main(run: Callable[[], Curves], about: str | None, n_devices: int | None = N
     curves = run()
     if plot is not None:
         draw(curves, plot)
-        print(f"The curves are in {plot}.")
+        print(f"Saved the curves to {plot}.")
 
 
 def draw(curves: Curves, path: str) -> None:
-    """Draws curves into a file; needs matplotlib."""
+    """Draws curves and saves them as an image; needs matplotlib."""
     from matplotlib import figure
 
-    picture = figure.Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = picture.subplots()
+    image = figure.Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = image.subplots()
+    marker = "." if len(curves.x) <= 12 else ""
     for i, (name, values) in enumerate(curves.lines.items()):
-        # Lines that fall together stay visible: the later ones are dashed.
+        # Later lines are dashed, so that lines below them stay visible.
         style = ["-", (0, (5, 3)), (0, (2, 2)), "-."][i % 4]
-        axes.plot(curves.x, values, label=name, linestyle=style, marker="." if _few(curves) else "")
+        axes.plot(curves.x, values, label=name, linestyle=style, marker=marker)
     axes.set(xlabel=curves.x_label, ylabel=curves.y_label)
     if curves.is_log:
         axes.set_yscale("log")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    picture.savefig(path, dpi=120)
-
-
-def _few(curves: Curves) -> bool:
-    return len(curves.x) <= 12
+    image.savefig(path, dpi=120)

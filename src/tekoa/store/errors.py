@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints, each with the exit code of a program it ends."""
+"""Errors of the checkpoint store, each with the exit code of a program that it ends."""
 
 from collections.abc import Sequence
 
@@ -16,11 +16,11 @@ class DamagedError(StoreError):
 
 
 class UnsafeError(DamagedError):
-    """A checkpoint asks for something outside its own directory, or for absurd sizes."""
+    """A checkpoint refers to something outside its own directory, or to absurd sizes."""
 
 
 class NothingUsableError(StoreError):
-    """Steps exist, but none can be used; training from scratch would hide that."""
+    """Steps exist, but none is usable; training from scratch would hide that."""
 
     exit_code = 65
 
@@ -30,10 +30,10 @@ class StepGoneError(StoreError):
 
 
 class MismatchError(StoreError, ValueError):
-    """A checkpoint does not fit the trees it should be restored into.
+    """A checkpoint does not match the trees it should be restored into.
 
     Attributes:
-        differences: One line per difference; all of them, not the first.
+        differences: All differences, one line each.
     """
 
     exit_code = 66
@@ -44,13 +44,13 @@ class MismatchError(StoreError, ValueError):
 
 
 class LeaseHeldError(StoreError):
-    """Another process writes to the directory."""
+    """Another process is writing to the directory."""
 
     exit_code = 73
 
 
 class FencedError(StoreError):
-    """This process lost its lease: another one took the directory over."""
+    """This process lost its lease because another one took over the directory."""
 
     exit_code = 73
 

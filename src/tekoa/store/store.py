@@ -1,7 +1,7 @@
 """The writer of a directory of checkpoints.
 
-Holds the lease, saves steps in the background, removes those that no rule keeps, and
-restores the newest good one. It knows trees by name and nothing of loops.
+It holds the lease, saves steps in the background, removes those that no rule keeps, and restores
+the newest valid one. It knows only named trees, not training loops.
 """
 
 import itertools
@@ -14,21 +14,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tekoa.core import hosts
+from tekoa import hosts
 from tekoa.core.trees import PyTree
-from tekoa.store import (
-    background,
-    commit,
-    errors,
-    leaves,
-    manifest,
-    names,
-    restoring,
-    retention,
-    steps,
-    together,
-)
-from tekoa.store import lease as lease_lib
+from tekoa.store import errors
+from tekoa.store.commit import background, commit, manifest, paths, retention, together
+from tekoa.store.commit.lease import Lease, acquire
+from tekoa.store.formats import leaves
+from tekoa.store.formats.index import Index, read_index
+from tekoa.store.formats.step import Format, finish_step, is_committed, open_step, write_step
+from tekoa.store.read.restore import LoadedStep, restore
 
 _log = logging.getLogger("tekoa.store")
 # The processes of a group open their stores in the same order.
@@ -38,18 +32,19 @@ _numbers = itertools.count(1)
 class Store:
     """Saves and restores the steps of one directory, as its only writer.
 
+    Of several processes that train together, process 0 holds the lease and commits.
+
     Args:
-        directory: Made if it does not exist.
-        keep: Rules of `retention`; a step is kept if any of them wants it.
-        layout: 'tekoa', or 't5x' for steps that T5X can read too.
-        axes: For 't5x': by item, a tree of axes as `t5x.write` takes it.
-        fatal_after: Saves that must fail in a row before an error is raised.
-        grace_seconds: How long the end of the program waits for a save.
+        directory: The directory of steps; created if needed.
+        keep: Retention rules; a step is kept if any of them selects it.
+        format: 'native', or 't5x' for steps that T5X can read too.
+        axes: For 't5x': by item, a tree of axes as for `t5x.write`.
+        fatal_after: Number of consecutive failed saves that raise an error.
+        grace_seconds: How long the program waits at exit for a save to end.
 
     Raises:
-        errors.LeaseHeldError: If another process writes there. Of processes that train
-            together process 0 holds the lease and commits.
-        errors.StoreError: If the directory cannot be written.
+        errors.LeaseHeldError: If another process is writing to the directory.
+        errors.StoreError: If the directory is not writable.
     """
 
     def __init__(
@@ -57,29 +52,31 @@ class Store:
         directory: str | os.PathLike[str],
         *,
         keep: Iterable[retention.Rule] = (retention.KeepLast(1),),
-        layout: steps.Layout = "tekoa",
+        format: Format = "native",
         axes: Mapping[str, Any] | None = None,
         fatal_after: int = 3,
         grace_seconds: float = 60.0,
     ):
-        if layout not in ("tekoa", "t5x"):
-            raise ValueError(f"layout must be 'tekoa' or 't5x', got {layout!r}.")
+        if format not in ("native", "t5x"):
+            raise ValueError(f"format must be 'native' or 't5x', got {format!r}.")
         self._rules = tuple(keep)
-        self._layout: steps.Layout = layout
+        self._format: Format = format
         self._axes = dict(axes or {})
         self._group = hosts.current()
         self._what = f"store {next(_numbers)}"
-        self._lease: lease_lib.Lease | None = None
+        self._lease: Lease | None = None
         together.run_on_writer(self._group, f"{self._what}, open", lambda: self._open(directory))
         self.directory = pathlib.Path(directory).resolve()
-        self._runner = background.Runner(fatal_after=fatal_after, grace_seconds=grace_seconds)
+        self._saver = background.BackgroundSaver(
+            fatal_after=fatal_after, grace_seconds=grace_seconds
+        )
         self._metrics: dict[int, dict[str, float]] = {}
-        self._mine: set[int] = set()
+        self._saved: set[int] = set()
         self._is_open = True
 
     def _open(self, directory: str | os.PathLike[str]) -> None:
-        self._lease, is_first = lease_lib.acquire(directory)
-        if is_first:
+        self._lease, is_new = acquire(directory)
+        if is_new:
             commit.sweep(self._lease)
 
     def save(
@@ -92,22 +89,22 @@ class Store:
         on_commit: Callable[[int], None] | None = None,
         exist_ok: bool = False,
     ) -> None:
-        """Starts to save a step and returns; waits for an earlier save still running.
+        """Starts saving a step in the background, after waiting for an earlier save to end.
 
         A step that this store has saved or restored is not saved again.
 
         Args:
             step: Completed optimizer steps.
-            items: Trees by item name. Arrays of jax must stay valid (not donated)
-                until the save has ended; numpy arrays are copied here.
+            items: Trees by item name. jax arrays must stay valid (not donated) until the save
+                has ended; numpy arrays are copied.
             meta: JSON values stored in the same commit.
-            metrics: Numbers that `retention.KeepBest` compares.
+            metrics: Numbers that `KeepBest` compares.
             on_commit: Called in the background with the step once it is committed.
-            exist_ok: Take a step that an earlier run committed for saved, after
-                checking it; it is never overwritten, and otherwise a failure.
+            exist_ok: Whether a valid step that an earlier run committed counts as saved; if
+                not, the save fails. An existing step is never overwritten.
 
         Raises:
-            errors.SaveFailedError: As `poll`, for an earlier save.
+            errors.SaveFailedError: As for `poll`, for an earlier save.
             errors.StoreError: If the store is closed.
             TypeError: If `meta` is not JSON.
             ValueError: If the step is negative.
@@ -115,143 +112,140 @@ class Store:
         if not self._is_open:
             raise errors.StoreError(f"{self.directory}: the store is closed. Open a new one.")
         step = operator.index(step)
-        names.step_dir(self.directory, step)  # Refuses a number that names no step.
+        paths.step_dir(self.directory, step)  # Raises for a negative step.
         snapshot = leaves.snapshot(items)
-        body = json.loads(json.dumps(dict(meta or {}), default=_plain_number))
+        json_meta = json.loads(json.dumps(dict(meta or {}), default=_plain_number))
         scores = {name: float(value) for name, value in (metrics or {}).items()}
 
         def job() -> None:
-            if step in self._mine:
+            if step in self._saved:
                 _log.info("step %d is already saved", step)
                 return
             started = time.monotonic()
-            if exist_ok and self._is_there(step):
+            if exist_ok and self._exists(step):
                 _log.info("step %d was already saved by an earlier run", step)
             else:
-                self._write(step, snapshot(), body, scores)
+                self._write(step, snapshot(), json_meta, scores)
                 _log.info("saved step %d in %.3f s", step, time.monotonic() - started)
-            self._mine.add(step)
+            self._saved.add(step)
             if on_commit is not None:
                 on_commit(step)
             if self._lease is not None:
-                self._retain(self._lease)
+                self._retain(self._lease, step)
 
-        self._runner.start(f"{self.directory}: saving step {step}", job)
+        self._saver.start(f"{self.directory}: saving step {step}", job)
 
-    def _is_there(self, step: int) -> bool:
-        """Whether an earlier run saved the step; a damaged one is put aside."""
-        path = names.step_dir(self.directory, step)
+    def _exists(self, step: int) -> bool:
+        """Returns whether an earlier run saved the step; quarantines a damaged one."""
+        path = paths.step_dir(self.directory, step)
 
-        def is_whole() -> bool:
+        def is_valid() -> bool:
             try:
-                return path.is_dir() and steps.open_step(path) is not None
+                return path.is_dir() and open_step(path) is not None
             except errors.DamagedError as error:
-                self._put_aside(step, str(error))
+                self._quarantine(step, str(error))
                 return False
 
-        return together.run_on_writer(self._group, f"{self._what}, look for {step}", is_whole)
+        return together.run_on_writer(self._group, f"{self._what}, look for {step}", is_valid)
 
-    def _put_aside(self, step: int, reason: str) -> None:
+    def _quarantine(self, step: int, reason: str) -> None:
         if self._lease is not None:
-            where = commit.quarantine(self._lease, step)
-            _log.warning("put step %d aside as %s: %s", step, where.name, reason)
+            path = commit.quarantine(self._lease, step)
+            _log.warning("quarantined step %d as %s: %s", step, path.name, reason)
 
     def _write(
-        self,
-        step: int,
-        items: dict[str, PyTree],
-        meta: dict[str, Any],
-        metrics: dict[str, float],
+        self, step: int, items: dict[str, PyTree], meta: dict[str, Any], metrics: dict[str, float]
     ) -> None:
-        described = [leaves.describe(name, leaf) for name, leaf in leaves.flatten(items).items()]
-        kept = [pair for pair in described if pair is not None]
-        index = leaves.Index(
+        pairs = [leaves.describe(name, leaf) for name, leaf in leaves.flatten(items).items()]
+        stored = [pair for pair in pairs if pair is not None]
+        values = {leaf.name: value for leaf, value in stored}
+        index = Index(
             step=step,
-            leaves={leaf.name: leaf for leaf, _ in kept},
+            leaves={leaf.name: leaf for leaf, _ in stored},
             items=list(items),
             meta=meta,
             metrics=metrics,
             nodes=leaves.node_classes(items),
         )
-
-        def write(directory: pathlib.Path) -> None:
-            values = {leaf.name: value for leaf, value in kept}
-            steps.write_step(directory, index, values, layout=self._layout, axes=self._axes)
-
-        together.save(
-            self._group,
+        commit.commit(
             self._lease,
-            f"{self._what}, save of step {step}",
-            step=step,
-            write=write,
-            finish=lambda tmp: steps.finish_step(tmp, index, layout=self._layout),
-            layout=self._layout,
+            step,
+            lambda tmp: write_step(tmp, index, values, format=self._format, axes=self._axes),
+            finish=lambda tmp: finish_step(tmp, index, format=self._format),
+            format=self._format,
             facts={"meta_hash": commit.meta_hash(meta)},
+            group=self._group,
+            what=f"{self._what}, save of step {step}",
         )
         self._metrics[step] = metrics
 
-    def _retain(self, lease: lease_lib.Lease) -> None:
-        self._metrics = {n: self._metrics_of(n) for n in self.steps()}
-        for n in retention.to_remove(self._rules, self._metrics, self.directory):
+    def _retain(self, lease: Lease, committed: int) -> None:
+        # Only committed steps count, and only they can be removed.
+        self._metrics = {
+            n: self._read_metrics(n)
+            for n in self.steps()
+            if n in self._metrics or is_committed(paths.step_dir(self.directory, n))
+        }
+        unwanted = retention.to_remove(
+            self._rules, self._metrics, self.directory, committed=committed
+        )
+        for n in unwanted:
             try:
+                if not is_committed(paths.step_dir(self.directory, n)):
+                    continue  # Replaced by another program in the meantime.
                 commit.remove(lease, n)
                 _log.info("removed step %d: no rule keeps it", n)
             except OSError as error:
-                # The save itself is on disk: too many steps are better than a failure.
+                # The save itself succeeded: too many steps are better than a failure.
                 _log.warning("could not remove step %d: %s", n, error)
 
-    def _metrics_of(self, step: int) -> dict[str, float]:
-        if step not in self._metrics:
-            try:
-                index = leaves.read_index(names.step_dir(self.directory, step))
-            except errors.DamagedError:
-                return {}  # Another program's step, or a damaged one: it has no metrics.
-            self._metrics[step] = index.metrics
-        return self._metrics[step]
+    def _read_metrics(self, step: int) -> dict[str, float]:
+        if step in self._metrics:
+            return self._metrics[step]
+        try:
+            return read_index(paths.step_dir(self.directory, step)).metrics
+        except errors.DamagedError:
+            return {}  # Written by another program, or damaged.
 
     def restore(
-        self,
-        targets: Mapping[str, PyTree],
-        *,
-        verify: manifest.Verify = "full",
-        cast: bool = False,
-    ) -> restoring.Restored | None:
-        """Restores the newest good step and puts damaged newer ones aside.
+        self, targets: Mapping[str, PyTree], *, verify: manifest.Verify = "full", cast: bool = False
+    ) -> LoadedStep | None:
+        """Restores the newest valid step and quarantines newer damaged ones.
 
-        Takes and gives what `restoring.restore` does.
+        Arguments, result and errors are those of `tekoa.store.restore`.
         """
-        restored = restoring.restore(self.directory, targets, verify=verify, cast=cast)
+        restored = restore(self.directory, targets, verify=verify, cast=cast)
         if restored is None:
             return None
         for skip in restored.skipped:
-            self._put_aside(skip.step, skip.reason)
-        self._mine.add(restored.step)
+            self._quarantine(skip.step, skip.reason)
+        self._saved.add(restored.step)
         _log.info("restored step %d of %s", restored.step, self.directory)
         return restored
 
     def steps(self) -> list[int]:
         """Lists the committed steps, lowest first."""
-        return names.list_steps(self.directory)
+        return paths.list_steps(self.directory)
 
     def poll(self) -> None:
-        """Reports a failed save; to be called every step, since it costs next to nothing.
+        """Reports a failed save; call it every step, since it costs almost nothing.
 
         Raises:
             errors.SaveFailedError: After `fatal_after` failures in a row.
-            errors.FencedError: If another process took the directory over.
+            errors.FencedError: If another process took over the directory.
         """
-        self._runner.poll()
+        self._saver.poll()
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Waits for the save that runs, and reports as `poll` does.
+        """Waits for the running save and reports failures as `poll` does.
 
         Returns:
             Whether it ended in time.
         """
-        return self._runner.wait(timeout_seconds)
+        return self._saver.wait(timeout_seconds)
 
     def close(self, grace_seconds: float | None = None) -> None:
-        """Waits for the save that runs and gives the lease back; may be called again.
+        """Waits for the running save and releases the lease; may be called twice.
 
         Raises:
             errors.SaveFailedError: If the last save failed or does not end in time.
@@ -260,7 +254,7 @@ class Store:
             return
         self._is_open = False
         try:
-            self._runner.close(grace_seconds)
+            self._saver.close(grace_seconds)
         finally:
             if self._lease is not None:
                 self._lease.release()
@@ -274,7 +268,7 @@ class Store:
         except errors.StoreError as error:
             if kind is None:
                 raise
-            # The body's own error is the one to be seen.
+            # The error of the `with` block is the one to raise.
             _log.error("%s", error)
 
 
@@ -282,5 +276,5 @@ def _plain_number(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(
-        f"meta holds a {type(value).__name__}, which JSON cannot hold. Put arrays into `items`."
+        f"meta contains a {type(value).__name__}, which JSON cannot store. Put arrays in `items`."
     )

@@ -60,7 +60,7 @@ def main(directory, break_disk):
     writer.save(3, tree(3))
     # Steps of a loop that polls: the report must come with the first one after the failure.
     n_steps_late = 0
-    while writer._runner._thread.is_alive():
+    while writer._saver._thread.is_alive():
         time.sleep(0.001)
     while not reports.lines and n_steps_late < 100:
         writer.poll()

@@ -1,4 +1,4 @@
-"""Restores the newest step again and again beside a trainer. Prints one JSON line."""
+"""Restores the newest step repeatedly while a trainer runs. Prints one JSON line."""
 
 import json
 import sys
@@ -8,7 +8,9 @@ import numpy as np
 from trainer import state_at
 
 from tekoa import store
-from tekoa.store import errors, names, pins
+from tekoa.store import errors
+from tekoa.store.commit import paths
+from tekoa.store.read import hold
 
 
 def main(directory, seconds, own, size):
@@ -48,10 +50,10 @@ def main(directory, seconds, own, size):
 
 
 def pinned_restore(directory, own, target):
-    steps = names.list_steps(directory)
+    steps = paths.list_steps(directory)
     if not steps:
         return None
-    with pins.pinned(directory, steps[-1], own) as path:
+    with hold.pinned(directory, steps[-1], own) as path:
         time.sleep(0.02)
         return store.restore(path.parent, target)
 

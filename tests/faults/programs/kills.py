@@ -1,6 +1,6 @@
 """Kills trainers over and over, each a fresh process forked from this one.
 
-Imports are done once, devices are touched by children only. Prints one JSON line.
+Imports are done once; only children touch devices. Prints one JSON line.
 """
 
 import contextlib
@@ -16,12 +16,13 @@ import warnings
 import tensorstore  # noqa: F401  (shared by all children)
 import trainer
 
-from tekoa.store import inspecting, names
 from tekoa.store import store as _  # noqa: F401
+from tekoa.store.commit import paths
+from tekoa.store.read import inspect
 
 
 def spawn(argv, environment):
-    """Starts a trainer; gives its pid and the pipe of its standard output."""
+    """Starts a trainer; returns its pid and the pipe of its standard output."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,12 +47,12 @@ def spawn(argv, environment):
 
 
 def main(directory, n_kills, points):
-    chance = random.Random(0)
+    rng = random.Random(0)
     n_torn, n_wrong, n_left, lost, killed = 0, 0, 0, 0, 0
     argv = [directory, "--steps", "1000000", "--keep", "2"]
     for i in range(n_kills):
         point = points[i % len(points)] if points else None
-        fault = {"TEKOA_FAULT_AT": f"{point}:{chance.randint(1, 3)}:SIGKILL"} if point else {}
+        fault = {"TEKOA_FAULT_AT": f"{point}:{rng.randint(1, 3)}:SIGKILL"} if point else {}
         pid, lines = spawn(argv, fault)
         facts = json.loads(lines.readline())
         n_wrong += facts["event"] != "start" or facts["wrong"] or bool(facts["skipped"])
@@ -59,17 +60,17 @@ def main(directory, n_kills, points):
         last = facts.get("step", 0)
         if not point:
             lines.readline()
-            time.sleep(chance.uniform(0, 0.3))
+            time.sleep(rng.uniform(0, 0.3))
             os.kill(pid, signal.SIGKILL)
         for line in lines:
             last = max(last, json.loads(line).get("step", 0))
         status = os.waitpid(pid, 0)[1]
         killed += os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        seen = inspecting.inspect(directory, verify="full")
-        n_torn += sum(bool(info.problem) for info in seen)
-        newest = seen[-1].step if seen else 0
+        infos = inspect.inspect(directory, verify="full")
+        n_torn += sum(bool(info.problem) for info in infos)
+        newest = infos[-1].step if infos else 0
         lost = max(lost, last - newest)
-    steps = names.list_steps(directory)
+    steps = paths.list_steps(directory)
     argv[2] = str(steps[-1] + 5 if steps else 5)
     pid, lines = spawn([*argv[:3], "--keep", "2"], {})
     facts = json.loads(lines.readline())

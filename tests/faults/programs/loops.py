@@ -1,4 +1,4 @@
-"""One small model with all that a state can hold, in Linen and in NNX.
+"""A small model that uses every part of a state, in Linen and in NNX.
 
 Carry, batch norm, dropout, moving average, metric sums, shuffled data of several epochs.
 """
@@ -18,7 +18,7 @@ COLLECTIONS = {"init": ["params", "dropout"], "apply": ["dropout"]}
 
 
 class LinenModel(nn.Module):
-    """A recurrent layer by hand between batch norm and dropout."""
+    """A hand-written recurrent layer between batch norm and dropout."""
 
     @nn.compact
     def __call__(self, x):

@@ -1,4 +1,4 @@
-"""Tries to read each T5X checkpoint it is given. Prints one JSON line per checkpoint."""
+"""Tries to read each T5X checkpoint on the command line. Prints one JSON line per read."""
 
 import json
 import resource

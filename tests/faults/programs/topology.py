@@ -1,4 +1,4 @@
-"""Restores arrays onto all devices there are, checks them, changes and saves them."""
+"""Restores arrays onto all available devices, checks them, and saves changed ones."""
 
 import json
 import sys

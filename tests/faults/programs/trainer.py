@@ -1,4 +1,4 @@
-"""A program that saves in a loop, for the fault cases; run as a process of its own.
+"""A program that saves in a loop, for the fault cases; runs in a separate process.
 
 Its state is a sequence that anyone can compute, so every checkpoint can be checked.
 """
@@ -50,7 +50,8 @@ def run(options):
     import jax.numpy as jnp
 
     from tekoa import store
-    from tekoa.store import errors, names
+    from tekoa.store import errors
+    from tekoa.store.commit import paths
 
     try:
         writer = store.Store(
@@ -60,7 +61,7 @@ def run(options):
             grace_seconds=options.grace,
         )
         left = [
-            str(p) for kind in ("tmp", "trash") for p in names.unfinished(options.directory, kind)
+            str(p) for kind in ("tmp", "trash") for p in paths.unfinished(options.directory, kind)
         ]
         shape = {str(i): jnp.zeros(options.size, jnp.uint32) for i in range(options.leaves)}
         restored = writer.restore({"model_params": shape})

@@ -1,0 +1,43 @@
+"""Public names that are imported when they are first used.
+
+The door of a package is its `__init__.pyi`: type checkers and documentation read it, and `attach`
+reads it at run time, so that every public name is written once.
+"""
+
+import ast
+import importlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+
+def attach(
+    package: str, file: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns `__getattr__`, `__dir__` and `__all__` for a package whose names are in its stub.
+
+    Args:
+        package: `__name__` of the package.
+        file: `__file__` of the package. The stub beside it holds absolute `from ... import ... as
+            ...` statements, one per public name.
+    """
+    tree = ast.parse(pathlib.Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    homes = {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, original = homes[name]
+        if module == package:  # A module of this package.
+            return importlib.import_module(f"{package}.{original}")
+        home = importlib.import_module(module)
+        if hasattr(home, original):
+            return getattr(home, original)
+        return importlib.import_module(f"{module}.{original}")
+
+    return load, lambda: sorted(homes), sorted(homes)

@@ -1,0 +1,69 @@
+"""Chooses the bridge for a model without importing libraries that are not loaded."""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tekoa.core.model import ModelFns
+
+
+def as_model_fns(
+    model: Any = None,
+    apply: Callable[..., Any] | None = None,
+    *,
+    collections: Mapping[str, Sequence[str]] | None = None,
+    mutable: bool | Sequence[str] = True,
+    init: Any = None,
+) -> ModelFns:
+    """Creates `ModelFns` from a model of any supported library.
+
+    Args:
+        model: `ModelFns`; a Linen, NNX or Equinox module; an Equinox pair (module, state); a
+            Haiku transformed pair; a Linen `model.init`; a function `init(rng, *inputs)`; or
+            the parameters themselves.
+        apply: The function that runs the model, if `model` does not include it.
+        collections: For Linen: names of the rng streams at "init" and at "apply".
+        mutable: For Linen: which collections training may change.
+        init: Another name for `model`.
+
+    Raises:
+        TypeError: If no bridge fits, or both `model` and `init` are passed.
+    """
+    if init is not None:
+        if model is not None:
+            raise TypeError("Pass either model or init, not both: init is an alias of model.")
+        model = init
+    if isinstance(model, ModelFns):
+        return model
+    function = model
+    while isinstance(function, functools.partial):
+        function = function.func
+    owner = getattr(function, "__self__", model)
+    if collections is not None or _is_instance(owner, "flax.linen", "Module"):
+        from tekoa.bridges import linen
+
+        return linen.model_fns(model, apply, collections=collections, mutable=mutable)
+    if apply is None and _is_instance(model, "flax.nnx", "Module"):
+        from tekoa.bridges import nnx
+
+        return nnx.model_fns(model)
+    module = model[0] if isinstance(model, tuple) and len(model) == 2 else model
+    if apply is None and _is_instance(module, "equinox", "Module"):
+        from tekoa.bridges import equinox
+
+        return equinox.model_fns(model)
+    from tekoa.bridges import functions
+
+    if apply is None and type(model).__name__ in ("Transformed", "TransformedWithState"):
+        return functions.haiku_model_fns(model)
+    if callable(apply):
+        return functions.model_fns(model, apply)
+    raise TypeError(
+        f"Cannot create a model from {type(model).__name__}. Pass a Linen, NNX or Equinox module, "
+        "a Haiku transformed pair, ModelFns, or init and apply functions."
+    )
+
+
+def _is_instance(value: Any, module: str, name: str) -> bool:
+    return isinstance(value, getattr(sys.modules.get(module), name, ()))

@@ -1,0 +1,42 @@
+"""Helpers for the text of messages. Imports no JAX."""
+
+import difflib
+from collections.abc import Collection, Iterable
+from typing import Any
+
+
+def did_you_mean(word: str, choices: Iterable[str], *, n: int = 1, prefix: str = "") -> str:
+    """Returns ' Did you mean ...?' with the closest choices, or nothing if none is close.
+
+    Args:
+        word: The word that is not known.
+        choices: The known words.
+        n: The largest number of choices to offer.
+        prefix: Text to put before each choice, such as '--' for flags.
+
+    >>> did_you_mean('trian', ['train', 'eval'])
+    " Did you mean 'train'?"
+    >>> did_you_mean('xyz', ['train', 'eval'])
+    ''
+    """
+    close = difflib.get_close_matches(word, list(choices), n=n)
+    return f" Did you mean {' or '.join(repr(prefix + name) for name in close)}?" if close else ""
+
+
+def some_of(names: Collection[Any], limit: int = 5) -> str:
+    """Returns the first names as text, and the number of those left out.
+
+    >>> some_of(['a', 'b', 'c'], limit=2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(str(name) for name, _ in zip(names, range(limit), strict=False))
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
+
+
+def array_text(dtype: Any, shape: Iterable[int]) -> str:
+    """Returns an array's dtype and shape as text.
+
+    >>> array_text('float32', (4, 2))
+    'float32[4,2]'
+    """
+    return f"{dtype}[{','.join(map(str, shape))}]"

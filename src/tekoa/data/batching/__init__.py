@@ -1,0 +1,1 @@
+"""Turns examples into batches in a reproducible order."""

@@ -1,0 +1,1 @@
+"""Readers of examples, one module per kind of storage."""

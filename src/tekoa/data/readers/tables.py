@@ -1,0 +1,96 @@
+"""Columns of .csv and .parquet files, read by pyarrow into memory."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tekoa.data.readers import files
+from tekoa.data.readers.base import DataError
+from tekoa.data.readers.memory import ArrayReader
+
+
+def read_csv(path: str) -> ArrayReader:
+    """Reads a .csv file with a header line; each column becomes a field.
+
+    Raises:
+        DataError: If a row has more or fewer fields than the header.
+    """
+    csv = files.require("pyarrow.csv", "tables", f"Reading {path}")
+    pyarrow = files.require("pyarrow", "tables", f"Reading {path}")
+    files.check_readable(path)
+    invalid_rows: list[Any] = []
+
+    def handle_invalid_row(row: Any) -> str:
+        invalid_rows.append(row)
+        return "error"
+
+    # pyarrow numbers the rows only without threads.
+    read_options = csv.ReadOptions(use_threads=False)
+    parse_options = csv.ParseOptions(invalid_row_handler=handle_invalid_row)
+    try:
+        table = csv.read_csv(path, read_options=read_options, parse_options=parse_options)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        if invalid_rows:
+            row = invalid_rows[0]
+            raise DataError(
+                f"{path}, row {row.number}: {row.actual_columns} fields where the header has "
+                f"{row.expected_columns}: {row.text[:60]!r}. Correct or remove the row."
+            ) from None
+        raise DataError(f"Cannot read {path} as csv: {error}.") from None
+    for name in table.column_names:
+        if pyarrow.types.is_binary(table.schema.field(name).type):
+            raise _encoding_error(table.column(name), name, path)
+    return _table_reader(table, path)
+
+
+def _encoding_error(column: Any, name: str, path: str) -> DataError:
+    """Returns an error with the row that made pyarrow read a column as bytes."""
+    for at, value in enumerate(column.to_pylist(), start=2):
+        try:
+            (value or b"").decode("utf-8")
+        except UnicodeDecodeError:
+            return DataError(
+                f"{path}, row {at}, column {name!r}: {value[:40]!r} is not UTF-8. "
+                "Save the file as UTF-8."
+            )
+    return DataError(f"{path}, column {name!r} is not text.")
+
+
+def read_parquet(path: str) -> ArrayReader:
+    """Reads a .parquet file; each column becomes a field."""
+    parquet = files.require("pyarrow.parquet", "tables", f"Reading {path}")
+    pyarrow = files.require("pyarrow", "tables", f"Reading {path}")
+    files.check_readable(path)
+    try:
+        table = parquet.read_table(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise DataError(f"Cannot read {path} as parquet: {error}.") from None
+    return _table_reader(table, path)
+
+
+def _table_reader(table: Any, path: str) -> ArrayReader:
+    if table.num_rows == 0:
+        raise DataError(f"{path} has the columns {table.column_names}, but no rows.")
+    fields = {name: _column(table.column(name), name, path) for name in table.column_names}
+    return ArrayReader(fields, Path(path).name)
+
+
+def _column(column: Any, name: str, path: str) -> np.ndarray:
+    """Converts a column to an array; lists of equal length become a second axis."""
+    if column.null_count:
+        at = next(i for i, value in enumerate(column) if not value.is_valid)
+        raise DataError(
+            f"{path}, column {name!r}: row {at + 1} has no value ({column.null_count} in all). "
+            "Fill in the values or drop the rows."
+        )
+    values = column.to_numpy()
+    if values.dtype != object or not isinstance(values[0], (np.ndarray, list)):
+        return values
+    lengths = {len(value) for value in values}
+    if len(lengths) > 1:
+        raise DataError(
+            f"{path}, column {name!r} has lists of different lengths ({min(lengths)} to "
+            f"{max(lengths)}). Pad them to the same length."
+        )
+    return np.stack(values)

@@ -1,0 +1,200 @@
+"""Readers based on other readers: a part of the rows, a concatenation, mapped examples."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tekoa.data.batching import permutation, stacking
+from tekoa.data.readers import streams
+from tekoa.data.readers.base import (
+    DataError,
+    Info,
+    RandomAccess,
+    Reader,
+    RowRequest,
+    describe,
+    length,
+)
+
+
+def part(reader: Reader, *, limit: int | None = None, start: int = 0, step: int = 1) -> Reader:
+    """Returns a reader of rows `start, start + step, ...`, up to `limit` of them."""
+    if isinstance(reader, Mapped):
+        return reader.with_base(part(reader.base, limit=limit, start=start, step=step))
+    if isinstance(reader, streams.StreamReader):
+        return reader.part(limit=limit, start=start, step=step)
+    return Strided(reader, limit=limit, start=start, step=step)
+
+
+class Strided:
+    """Some of the rows of a reader with random access; see `part`."""
+
+    def __init__(self, base: Reader, *, limit: int | None, start: int, step: int):
+        self._base, self._limit, self._start, self._step = base, limit, start, step
+        self.is_lazy, self.is_stream = base.is_lazy, base.is_stream
+        self.block_rows, self.resume = base.block_rows, base.resume
+        self.name = f"{base.name}, rows {start}::{step} up to {limit}"
+
+    @property
+    def info(self) -> Info:
+        return self._base.info
+
+    def reach(self, n: int) -> int:
+        n = n if self._limit is None else min(n, self._limit)
+        if n <= 0:
+            return 0
+        end = self._start + (n - 1) * self._step + 1
+        return max(0, -((self._start - self._base.reach(end)) // self._step))
+
+    def gather(self, request: RowRequest) -> Any:
+        rows = request.rows * self._step + self._start
+        floor = self._base_floor(request.floor)
+        return self._base.gather(request._replace(rows=rows, floor=floor))
+
+    def first(self) -> Any:
+        return self.gather(RowRequest.of_rows([0])) if self._start else self._base.first()
+
+    def anchor(self, floor: tuple[int, int]) -> Any:
+        return self._base.anchor(self._base_floor(floor))
+
+    def _base_floor(self, floor: tuple[int, int]) -> tuple[int, int]:
+        return floor[0], floor[1] * self._step + self._start
+
+
+class Mapped:
+    """The rows of a reader, transformed by a function.
+
+    Args:
+        base: The reader.
+        transform: `transform(request, batch)` returns the new batch; rows are independent.
+        block_rows: Best number of rows to transform in one call.
+    """
+
+    def __init__(self, base: Reader, transform: Callable[[RowRequest, Any], Any], block_rows: int):
+        self.base, self._transform = base, transform
+        self.is_lazy, self.is_stream = base.is_lazy, base.is_stream
+        self.reach, self.anchor, self.resume = base.reach, base.anchor, base.resume
+        self.name, self.block_rows = base.name, block_rows
+
+    def with_base(self, base: Reader) -> "Mapped":
+        """Applies the same transform to another reader."""
+        return Mapped(base, self._transform, self.block_rows)
+
+    @property
+    def info(self) -> Info:
+        """The base's facts, with the shapes and dtypes of the first mapped example."""
+        base = self.base.info
+        mapped = describe(base.name, self.first())
+        is_same = mapped.dtypes.get("image") == base.dtypes.get("image")
+        return dataclasses.replace(
+            base,
+            shapes=mapped.shapes,
+            dtypes=mapped.dtypes,
+            value_range=base.value_range if is_same else None,
+        )
+
+    def gather(self, request: RowRequest) -> Any:
+        return self._transform(request, self.base.gather(request))
+
+    def first(self) -> Any:
+        return self._transform(RowRequest.of_rows([0]), self.base.first())
+
+
+# Transforms for `Mapped`; `functools.partial(transform, fn)` can be sent to worker processes.
+def apply_to_batch(fn: Callable[[Any], Any], request: RowRequest, batch: Any) -> Any:
+    """Applies `fn(batch)` to all rows at once."""
+    return fn(batch)
+
+
+def apply_to_examples(fn: Callable[[Any], Any], request: RowRequest, batch: Any) -> Any:
+    """Applies `fn(example)` to each row."""
+    examples = [fn(stacking.row(batch, at)) for at in range(len(request.rows))]
+    return stacking.stack(examples, "the mapped data")
+
+
+def apply_with_rng(fn: Callable[[Any, Any], Any], request: RowRequest, batch: Any) -> Any:
+    """Applies `fn(example, rng)` to each row; `rng` is keyed by seed, epoch and row."""
+    epochs, rows = request.epochs.tolist(), request.rows.tolist()
+    examples = [
+        fn(stacking.row(batch, at), permutation.generator((request.seed, epoch, row)))
+        for at, (epoch, row) in enumerate(zip(epochs, rows, strict=True))
+    ]
+    return stacking.stack(examples, "the mapped data")
+
+
+class Concatenated(RandomAccess):
+    """The rows of several readers with the same fields, one reader after the other.
+
+    Args:
+        parts: The readers.
+        interleave: If true, rows alternate: the first row of each part, then the second of each.
+    """
+
+    def __init__(self, parts: Sequence[Reader], *, interleave: bool = False):
+        self._parts = list(parts)
+        if any(part.is_stream for part in parts):
+            raise DataError(
+                f"Cannot concatenate streams with other data: {[part.name for part in parts]}. "
+                "Load them separately, or convert the stream's files to array_record."
+            )
+        sizes = [length(part) for part in self._parts]
+        self._ends = np.cumsum(sizes)
+        self._order: np.ndarray | None = None
+        if interleave:
+            self._order = np.argsort(np.concatenate([np.arange(n) for n in sizes]), kind="stable")
+        self._check_fields()
+        self.block_rows = min(part.block_rows for part in parts)
+        self.name = ("in turns " if interleave else "") + " + ".join(part.name for part in parts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def info(self) -> Info:
+        """The first part's facts, with the classes of all parts."""
+        infos = [part.info for part in self._parts]
+        counts = [info.n_classes for info in infos]
+        ranges = {info.value_range for info in infos}
+        return dataclasses.replace(
+            infos[0],
+            name=self.name,
+            n_classes=None if None in counts else max(n for n in counts if n is not None),
+            value_range=ranges.pop() if len(ranges) == 1 else None,
+        )
+
+    def gather(self, request: RowRequest) -> Any:
+        rows = request.rows if self._order is None else self._order[request.rows]
+        part_of_row = np.searchsorted(self._ends, rows, side="right")
+        batches, indices = [], []
+        for at in np.unique(part_of_row):
+            index = np.flatnonzero(part_of_row == at)
+            start = self._ends[at - 1] if at else 0
+            rows_of_part, epochs = rows[index] - start, request.epochs[index]
+            batches.append(self._parts[at].gather(RowRequest(rows_of_part, epochs, request.seed)))
+            indices.append(index)
+        return _concatenate(batches, np.argsort(np.concatenate(indices)))
+
+    def _check_fields(self) -> None:
+        first = self._parts[0].info
+        for part in self._parts[1:]:
+            info = part.info
+            if info.dtypes != first.dtypes or info.shapes != first.shapes:
+                raise DataError(
+                    "Cannot concatenate data with different fields: "
+                    f"{first.name} has {_fields(first)}, {info.name} has {_fields(info)}. "
+                    "Load them separately, or use source.map to give them the same fields."
+                )
+
+
+def _concatenate(batches: list[Any], order: np.ndarray) -> Any:
+    if isinstance(batches[0], dict):
+        return {key: _concatenate([batch[key] for batch in batches], order) for key in batches[0]}
+    if isinstance(batches[0], (tuple, list)):
+        return type(batches[0])([_concatenate(list(column), order) for column in zip(*batches)])
+    return np.concatenate(batches)[order]
+
+
+def _fields(info: Info) -> str:
+    return ", ".join(f"{key} {info.dtypes[key]}{info.shapes[key]}" for key in info.dtypes)

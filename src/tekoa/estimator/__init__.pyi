@@ -1,0 +1,12 @@
+from tekoa.estimator.cli.flags import UsageError as UsageError
+from tekoa.estimator.jestimator import modeling as modeling
+from tekoa.estimator.jestimator.results import Evaluator as Evaluator
+from tekoa.estimator.jestimator.results import MeanMetrics as MeanMetrics
+from tekoa.estimator.jestimator.results import Predictor as Predictor
+from tekoa.estimator.jestimator.states import InferState as InferState
+from tekoa.estimator.jestimator.states import TrainState as TrainState
+from tekoa.estimator.model_file import lora as lora
+from tekoa.estimator.model_file.experiment import DataFacts as DataFacts
+from tekoa.estimator.model_file.experiment import Experiment as Experiment
+from tekoa.estimator.model_file.optimizers import find_scales as find_scales
+from tekoa.estimator.model_file.optimizers import make_optimizer as make_optimizer

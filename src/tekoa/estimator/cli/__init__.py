@@ -1,0 +1,1 @@
+"""The command line: arguments, flags, exit codes and processes."""

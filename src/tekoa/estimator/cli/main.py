@@ -1,0 +1,250 @@
+"""The command `tekoa`: parses its arguments, runs a command and reports errors.
+
+JAX is imported only by the commands that need it: help, usage errors, `tekoa inspect` and
+`tekoa page` respond at once.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import tekoa
+from tekoa.core.messages import did_you_mean
+from tekoa.estimator.cli import flags, processes
+from tekoa.estimator.cli.exit_codes import ExitCode
+from tekoa.store.commit import paths
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of `tekoa`.
+
+    Attributes:
+        name: Name of the command.
+        arguments: Positional arguments, as shown in the help.
+        summary: One line of help.
+        function: `module:function` within `tekoa.estimator`, imported when the command runs.
+            It is called with the positional arguments (except a model) and the flags, and
+            returns the exit code.
+        requires: Description of the positional arguments, for the error if they are missing.
+        flags: The flags to show in the usage line.
+    """
+
+    name: str
+    arguments: str
+    summary: str
+    function: str
+    _: dataclasses.KW_ONLY
+    requires: str = "no arguments"
+    flags: str = ""
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the command runs a model, which `--module_imp` can name as well."""
+        return self.arguments == "MODEL"
+
+    @property
+    def usage(self) -> str:
+        """How to call the command."""
+        shown_flags = "[--flags]" if self.needs_model else self.flags
+        return " ".join(filter(None, ["tekoa", self.name, self.arguments, shown_flags]))
+
+    def load(self) -> Callable[..., int]:
+        """Imports the function of the command."""
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(f"tekoa.estimator.{module}"), name)
+
+
+# fmt: off
+COMMANDS = (
+    Command("train", "MODEL", "train a model, resuming an earlier run if there is one",
+            "modes.train:run_train"),
+    Command("eval", "MODEL", "evaluate the newest checkpoint", "modes.evaluate:run_eval_once"),
+    Command("eval_wait", "MODEL",
+            "evaluate each checkpoint of a run as it is written and keep the best",
+            "modes.evaluate:run_eval_wait"),
+    Command("predict", "MODEL", "write one prediction per line", "modes.evaluate:run_predict"),
+    Command("scales", "MODEL", "print the Amos scale and slot shape of every parameter",
+            "modes.evaluate:run_scales"),
+    Command("plan", "MODEL", "estimate the memory per device before allocating anything",
+            "modes.plan:run_plan"),
+    Command("models", "", "list the bundled models", "modes.models:run_models"),
+    Command("inspect", "DIR", "list the checkpoints in a directory and verify their checksums",
+            "modes.inspect:run_inspect", requires="a directory"),
+    Command("page", "DIR", "write an HTML page with the curves and checkpoints of a run",
+            "report.page:run_page", requires="a directory", flags="[--out=FILE]"),
+    Command("convert", "SRC DST", "copy a checkpoint into another format",
+            "modes.convert:run_convert", requires="a source and a destination",
+            flags="--to=native|t5x"),
+    Command("launch", "COMMAND", "run a command in several processes on this machine",
+            "cli.launch:launch"),
+)
+# fmt: on
+_BY_NAME = {command.name: command for command in COMMANDS}
+_HELP_WORDS = {"--help", "-h", "help"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()  # Reports a closed pipe while the exit code can still be set.
+    except BaseException as error:
+        code = _report(error)
+        if code is None:
+            processes.leave_after_crash(error)
+            raise
+    processes.leave(code)
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if not arguments or _HELP_WORDS & set(arguments):
+        print(_help(arguments))
+        return ExitCode.SUCCESS if arguments else ExitCode.USAGE
+    if arguments == ["--version"]:
+        print(f"tekoa {tekoa.__version__}")
+        return ExitCode.SUCCESS
+    if arguments[0] == "launch":
+        # Most of its flags belong to the command that it launches.
+        return _BY_NAME["launch"].load()(arguments[1:])
+    words, config = flags.parse(arguments)
+    if not words:
+        return _run_model(_BY_NAME[choose_command(config)], words, config)
+    name, *words = words
+    if name not in _BY_NAME:
+        hint = did_you_mean(name, _BY_NAME)
+        raise flags.UsageError(
+            f"Unknown command {name!r}.{hint} Run `tekoa --help` for a list of commands."
+        )
+    if name == "launch":
+        raise flags.UsageError("launch must be the first argument.")
+    command = _BY_NAME[name]
+    if command.needs_model:
+        return _run_model(command, words, config)
+    if len(words) != len(command.arguments.split()):
+        got = f", got {' '.join(words)!r}" if words else ""
+        raise flags.UsageError(f"{name} needs {command.requires}{got}. Usage: {command.usage}")
+    return command.load()(*words, config)
+
+
+def _run_model(command: Command, words: Sequence[str], config: flags.RunConfig) -> int:
+    if len(words) > 1:
+        raise flags.UsageError(f"{command.name} accepts one model, got {' '.join(words)!r}.")
+    if words:
+        config = config.with_defaults({"module_imp": words[0]})
+    with _interrupts_deferred():
+        from tekoa.estimator.cli import compile_cache
+    config = processes.join(config)
+    with _interrupts_deferred():
+        function = command.load()
+    # A dry run writes nothing and measures how long compilation takes.
+    with compile_cache.enabled(compile_cache.OFF if config.dry_run else config.compile_cache):
+        return function(config)
+
+
+def choose_command(config: flags.RunConfig) -> str:
+    """Chooses the command from the flags, as JEstimator's runner does.
+
+    Raises:
+        UsageError: If the flags do not determine the command.
+    """
+    if config.mode is not None:
+        return "eval" if config.mode == "eval_once" else config.mode
+    kinds = [k for k in ("train", "eval", "pred") if getattr(config, f"{k}_pattern") is not None]
+    if "pred" in kinds and len(kinds) > 1:
+        names = " and ".join(f"--{kind}_pattern" for kind in kinds)
+        raise flags.UsageError(f"{names} are ambiguous together: set --mode or name a command.")
+    if "eval" in kinds:
+        has_checkpoints = bool(paths.list_steps(config.model_dir or "."))
+        return "eval" if has_checkpoints and "train" not in kinds else "eval_wait"
+    if kinds:
+        return "predict" if "pred" in kinds else "train"
+    raise flags.UsageError(
+        "No command given. Run a command such as `tekoa train mnist`, or set --train_pattern, "
+        "--eval_pattern or --pred_pattern."
+    )
+
+
+@contextlib.contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Delays an interrupt until the block ends: native libraries may crash while loading."""
+    from tekoa.hosts import signals
+
+    with signals.stop_flag() as flag:
+        yield
+    if flag.is_set():
+        raise KeyboardInterrupt
+
+
+def _report(error: BaseException) -> int | None:
+    """Prints an expected error and returns its exit code; returns None for any other."""
+    if isinstance(error, BrokenPipeError):
+        # Python would fail again when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.PIPE
+    if isinstance(error, KeyboardInterrupt):
+        print("tekoa: interrupted.", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    code = _exit_code(error)
+    if code is not None:
+        print(f"tekoa: {error}", file=sys.stderr)
+    return code
+
+
+def _exit_code(error: BaseException) -> int | None:
+    from tekoa.hosts import HostsError
+    from tekoa.store.errors import StoreError
+
+    if isinstance(error, (flags.UsageError, StoreError, HostsError)):
+        return error.exit_code
+    if isinstance(error, PermissionError):
+        return ExitCode.USAGE
+
+    # These import JAX.
+    from tekoa.core.nonfinite import NonFiniteError
+    from tekoa.data import DataError
+    from tekoa.sharding.mesh import LayoutError
+
+    if isinstance(error, (DataError, LayoutError)):
+        return ExitCode.USAGE
+    return ExitCode.NON_FINITE if isinstance(error, NonFiniteError) else None
+
+
+_HELP = """\
+Usage: tekoa COMMAND [MODEL] [--flags]
+
+Commands:
+{commands}
+
+MODEL is a bundled model, a module or the path of a .py file. `tekoa train mnist` needs no flags.
+If COMMAND is omitted, it is inferred from --mode or the --*_pattern flags.
+Run `tekoa COMMAND --help` for the flags of one command.
+
+Flags:
+{flags}
+
+Exit codes:
+{exit_codes}"""
+
+
+def _help(arguments: Sequence[str]) -> str:
+    """Returns the help text of the command in the arguments, or of all commands."""
+    name = next((word for word in arguments if word in _BY_NAME), None)
+    if name == "launch":
+        from tekoa.estimator.cli import launch
+
+        return f"Usage: {launch.USAGE}\n\n{launch.__doc__}"
+    if name is not None:
+        command, text = _BY_NAME[name], flags.help_text(name)
+        summary = f"{command.summary[0].upper()}{command.summary[1:]}."
+        return f"Usage: {command.usage}\n\n{summary}" + (f"\n\nFlags:\n{text}" if text else "")
+    return _HELP.format(
+        commands="\n".join(f"  {c.name + ' ' + c.arguments:16} {c.summary}" for c in COMMANDS),
+        flags=flags.help_text(),
+        exit_codes="\n".join(f"  {code:<4} {code.meaning}" for code in ExitCode),
+    )

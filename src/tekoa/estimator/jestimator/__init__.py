@@ -1,0 +1,1 @@
+"""The long form of model files, compatible with JEstimator."""

@@ -1,0 +1,157 @@
+"""Evaluation and prediction in the long form: runs the `infer_step` of a model file."""
+
+import logging
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tekoa.core import batch as batches
+from tekoa.core.model import cast_like
+from tekoa.core.trees import PyTree
+from tekoa.data import DataError
+from tekoa.estimator.jestimator import states
+from tekoa.hosts.signals import StopFlag
+from tekoa.store.read import restore
+
+_log = logging.getLogger("tekoa")
+
+Fields = dict[str, Any]
+
+
+class Inference:
+    """Runs `infer_step` over batches. Mutable state lasts for one pass over the data.
+
+    Args:
+        module: The model file.
+        config: What its `load_config` returned.
+        frozen: The config passed to steps.
+        batch_size: Rows in a full batch.
+
+    Raises:
+        TypeError: If `get_infer_state` does not return an `InferState`.
+    """
+
+    def __init__(self, module: types.ModuleType, config: Any, frozen: Any, *, batch_size: int):
+        self._module, self._frozen, self._batch_size = module, frozen, batch_size
+        state = module.get_infer_state(config)
+        if not isinstance(state, states.InferState):
+            raise TypeError(
+                "get_infer_state must return a tekoa.estimator.InferState, made by "
+                f"InferState.create; got {type(state).__name__}."
+            )
+        names = [name for name in states.array_fields(state) if name != "ret"]
+        self._start: Fields = {name: getattr(state, name) for name in names}
+        self._start["_vars"] = flax.core.unfreeze(state._vars)
+        self._frame = state.replace(ret=None, **dict.fromkeys(names))
+        self._step = jax.jit(self._run)
+
+    def results(
+        self, path: str | None, data: Iterable[tuple[Any, Any]], stop_flag: StopFlag | None
+    ) -> Iterator[tuple[Any, Any]]:
+        """Runs a stored step over data.
+
+        Args:
+            path: The directory of the step; None uses the initial values.
+            data: Pairs `(extra, batch)`. All batches but the last have `batch_size` rows.
+            stop_flag: Polled at every batch.
+
+        Yields:
+            `(extra, results)` for each batch that has results.
+
+        Raises:
+            InterruptedError: Once the flag is set.
+        """
+        fields = self._restore(path)
+        pending: list[tuple[Any, Any, int | None]] = []
+        for extra, batch in data:
+            if stop_flag is not None and stop_flag.is_set():
+                raise InterruptedError("Stopped before the end of the data.")
+            padded, n_rows = self._pad(fields, batch)
+            fields, outputs = self._step(fields, padded)
+            if outputs is not None:
+                pending.append((extra, outputs, n_rows))
+            # One batch behind, so that the device is busy while these results are used.
+            if len(pending) > 1:
+                yield _to_host(*pending.pop(0))
+        for entry in pending:
+            yield _to_host(*entry)
+
+    def _run(self, fields: Fields, batch: Any) -> tuple[Fields, PyTree]:
+        state = self._module.infer_step(self._frozen, batch, self._frame.replace(**fields))
+        if not isinstance(state, states.InferState):
+            raise TypeError(f"infer_step must return its state, got {type(state).__name__}.")
+        new = {name: getattr(state, name) for name in fields}
+        new["_vars"] = {**fields["_vars"], **flax.core.unfreeze(new["_vars"])}
+        return {name: cast_like(fields[name], new[name], name) for name in fields}, state.ret
+
+    def _pad(self, fields: Fields, batch: Any) -> tuple[Any, int | None]:
+        """Pads a short last batch to avoid a compilation; returns its real number of rows.
+
+        The batch is not padded if its results are not one per row: they could not be cut back.
+        """
+        n_rows = batches.n_rows(batch)
+        if n_rows >= self._batch_size:
+            return batch, None
+        n_missing = self._batch_size - n_rows
+        full = jax.tree.map(lambda x: np.concatenate([x, np.repeat(x[-1:], n_missing, 0)]), batch)
+        _, shapes = jax.eval_shape(self._run, fields, full)
+        by_row = all(x.shape[:1] == (self._batch_size,) for x in jax.tree.leaves(shapes))
+        return (full, n_rows) if by_row else (batch, None)
+
+    def _restore(self, path: str | None) -> Fields:
+        if path is None:
+            return self._start
+        step = restore.open_together(path)
+        items = {name[0] for name in step.index.leaves}
+        params = "average" if "average" in items else "model_params"
+        targets = {params: self._start["params"]}
+        variables = self._start["_vars"]
+        if variables and "model_state" in items:
+            targets["model_state"] = variables
+        elif variables and self._frame.save_mutable:
+            targets["carry"] = {"collections": variables}
+        elif variables and "carry" in items:
+            _log_not_restored(variables)
+        restored = restore.restore_step(step, targets).items
+        carry = restored.get("carry", {"collections": variables})
+        return {
+            **self._start,
+            "step": jnp.asarray(step.index.step, jnp.int32),
+            "params": restored[params],
+            "_vars": restored.get("model_state", carry["collections"]),
+        }
+
+
+def _log_not_restored(variables: PyTree) -> None:
+    # Without its running averages, the scores of a model with batch norm are meaningless.
+    level = logging.WARNING if "batch_stats" in variables else logging.INFO
+    _log.log(
+        level,
+        "The collections %s start from scratch, not from the checkpoint. To evaluate with those "
+        "of training, pass save_mutable=True to TrainState.create.",
+        ", ".join(variables),
+    )
+
+
+def _to_host(extra: Any, outputs: PyTree, n_rows: int | None) -> tuple[Any, PyTree]:
+    return extra, jax.tree.map(lambda x: x[:n_rows], jax.device_get(outputs))
+
+
+def pairs(data: Iterable[Any], source: str) -> Iterator[tuple[Any, Any]]:
+    """Yields batches after checking that each is a pair `(gold, batch)`.
+
+    Raises:
+        DataError: If a batch is something else; it names `source`.
+    """
+    for batch in data:
+        if not (isinstance(batch, tuple) and len(batch) == 2):
+            raise DataError(
+                f"{source} must return examples (gold, batch): the expected value, and the input "
+                f"of the model; got a {type(batch).__name__}."
+            )
+        yield batch

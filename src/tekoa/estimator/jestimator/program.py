@@ -1,0 +1,225 @@
+"""Runs model files in the long form, `get_train_state`, `train_step` and so on, with the loops."""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import ml_collections
+import optax
+
+from tekoa import data, hosts
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.jestimator.infer import Inference, pairs
+from tekoa.estimator.jestimator.results import Predictor
+from tekoa.estimator.jestimator.train import OwnTraining
+from tekoa.estimator.jestimator.valid import Validation
+from tekoa.estimator.model_file.program import Kind, ProgramData
+from tekoa.estimator.run.passes import Reiterable
+from tekoa.estimator.run.run import Run
+from tekoa.hosts.signals import StopFlag
+from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.train import TrainLoop
+from tekoa.sharding.layout import Layout
+
+# Parameters of each function, for error messages.
+_ARGUMENTS = {
+    "get_train_state": "config, rng",
+    "train_step": "config, batch, state, metrics",
+    "valid_step": "config, batch, state, metrics",
+    "get_infer_state": "config",
+    "infer_step": "config, batch, state",
+    "get_evaluator": "config",
+    "get_predictor": "config",
+}
+
+
+class LongProgram:
+    """The `Program` of a model file's own functions; see there for the methods.
+
+    Args:
+        run: The run.
+        mode: The mode, passed on to `load_config`.
+    """
+
+    def __init__(self, run: Run, mode: str):
+        self._run, self._flags, self._mode = run, run.config, mode
+        self._training: OwnTraining | None = None
+        self._data = ProgramData(run, self._open_source)
+
+    def check_data(self, kind: Kind) -> str:
+        return self._data.pattern(kind)
+
+    def train_batches(self, seed: int) -> Any:
+        return self._data.train_batches(seed, mark_first=False)
+
+    def train_loop(
+        self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
+    ) -> TrainLoop:
+        self._require("get_train_state", "train_step")
+        for name, default in (("accumulate", 1), ("precision", "float32")):
+            if options.get(name, default) != default:
+                raise UsageError(
+                    f"--{name} works with models in the short form only: this model has its own "
+                    "train_step, which must implement it."
+                )
+        options["layout"] = self._with_rules(options.get("layout"))
+        training = self._own_training(options.pop("data"), options["rng"])
+        self._training = training
+        return TrainLoop(init(None, training.optimizer), training, **options)
+
+    def training(self, layout: Layout) -> tuple[OwnTraining, Layout]:
+        self._require("get_train_state", "train_step")
+        return self._own_training((), jax.random.key(0)), self._with_rules(layout)
+
+    def _own_training(self, batches: Any, rng: jax.Array) -> OwnTraining:
+        module, config = self._run.module, self._config
+        return OwnTraining(module, config, self._frozen, data=batches, rng=rng)
+
+    def _with_rules(self, layout: Any) -> Any:
+        rules = getattr(self._config, "logical_axis_rules", None)
+        if layout is None or not rules:
+            return layout
+        return dataclasses.replace(layout, logical_axis_rules=list(rules))
+
+    def validation(
+        self, loop: TrainLoop, stop_flag: StopFlag | None = None
+    ) -> Callable[[Checkpoint], Summary] | None:
+        del loop
+        has_data = self._flags.valid_pattern is not None
+        monitor = getattr(self._run.module, "monitor_train", None)
+        if self._training is None or not (has_data or monitor):
+            return None
+        if has_data:
+            self._require("valid_step")
+        return Validation(
+            self._run.module,
+            self._config,
+            self._frozen,
+            training=self._training,
+            data=self._passes("valid") if has_data else (),
+            stop_flag=stop_flag,
+        )
+
+    def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
+        self._require("get_infer_state", "infer_step", "get_evaluator")
+        examples = self._passes("eval")
+        inference = self._inference(self._flags.eval_batch_size)
+        evaluator = self._run.module.get_evaluator(self._config)
+
+        def run(path: str | None, stop_flag: Any) -> dict[str, float]:
+            evaluator.reset_states()
+            batches = pairs(examples, "eval_data_fn")
+            for gold, results in inference.results(path, batches, stop_flag):
+                evaluator.update_state(gold, results)
+            return {name: float(value) for name, value in evaluator.result().items()}
+
+        return run
+
+    def predictions(self, path: str | None, stop_flag: Any) -> Iterator[Any]:
+        """Yields the lines of the predictor; nothing if it writes its own output."""
+        self._require("get_infer_state", "infer_step", "get_predictor")
+        batches = ((None, batch) for batch in self._passes("pred"))
+        inference = self._inference(self._flags.pred_batch_size)
+        predictor = self._run.module.get_predictor(self._config)
+        writes_itself = not isinstance(predictor, Predictor) or predictor.output_path is not None
+        if writes_itself and self._flags.pred_output is not None:
+            raise UsageError("--pred_output has no effect: the predictor writes its own output.")
+        try:
+            for _, results in inference.results(path, batches, stop_flag):
+                if not writes_itself:
+                    yield from predictor.lines(results)
+                elif self._flags.dry_run:
+                    yield results
+                elif hosts.current().is_writer:
+                    predictor.consume(results)
+        except InterruptedError:
+            return
+        if not writes_itself:
+            yield from predictor.last_lines()
+        elif not self._flags.dry_run and hosts.current().is_writer:
+            predictor.complete()
+
+    def sample(self, kind: Kind) -> Any:
+        if kind == "train":
+            return next(iter(self.train_batches(seed=0)))
+        batches = iter(self._passes(kind))
+        return next(pairs(batches, "eval_data_fn"))[1] if kind == "eval" else next(batches)
+
+    def scales(self) -> Any:
+        raise UsageError(
+            "Finding scales needs the model and its loss, which this model file hides in its "
+            "train_step. Find them in Python: tekoa.find_scales(model, loss, batch)."
+        )
+
+    def _inference(self, batch_size: int) -> Inference:
+        return Inference(self._run.module, self._config, self._frozen, batch_size=batch_size)
+
+    def _require(self, *names: str) -> None:
+        for name in names:
+            if not hasattr(self._run.module, name):
+                raise UsageError(
+                    f"{self._run.module.__name__} has no function {name}({_ARGUMENTS[name]}), "
+                    f"which {self._mode} needs."
+                )
+
+    @functools.cached_property
+    def _config(self) -> Any:
+        load = getattr(self._run.module, "load_config", None)
+        if load is None:
+            return self._run.settings
+        try:
+            config = load(flags_namespace(self._run, self._mode))
+        except AssertionError as error:
+            if not str(error):
+                raise
+            raise UsageError(f"{self._run.module.__name__} rejected its flags: {error}") from error
+        if config is None:
+            raise UsageError(
+                f"load_config of {self._run.module.__name__} returned None, not the config."
+            )
+        return config
+
+    @functools.cached_property
+    def _frozen(self) -> Any:
+        return freeze(self._config)
+
+    def _open_source(self, kind: Kind, pattern: str) -> data.Source:
+        """Opens the examples of a pattern with the model file's data function."""
+        names = data.filenames(pattern)
+        data_fn = getattr(self._config, f"{kind}_data_fn", None)
+        if data_fn is None and kind == "eval":
+            raise UsageError("load_config must set config.eval_data_fn: it returns (gold, batch).")
+        n = self._data.n_examples(kind)
+        open_data = functools.partial(
+            data_fn or data.DataFn(), names, **({} if n < 0 else {"num_take": n})
+        )
+        examples = open_data()
+        # An iterator can be read only once, so it is opened again for each pass.
+        return data.as_source(open_data if isinstance(examples, Iterator) else examples)
+
+    def _passes(self, kind: Kind) -> Reiterable:
+        """Returns the data in order, as an iterable that starts over at every pass."""
+        source, size = self._data.source(kind), self._data.batch_size(kind)
+        return Reiterable(lambda: source.batches(size, epochs=1, remainder="keep"))
+
+
+def flags_namespace(run: Run, mode: str) -> types.SimpleNamespace:
+    """Returns all flags in the form `load_config` expects: patterns as lists, and the config."""
+    flags = dict(vars(run.config))
+    for name, value in flags.items():
+        if name.endswith("_pattern") and value is not None:
+            flags[name] = value.split(",")
+    return types.SimpleNamespace(**{**flags, "mode": mode, "module_config": run.settings})
+
+
+def freeze(config: Any) -> Any:
+    """Returns the config for steps: `config.frozen`, a frozen copy, or the config itself."""
+    frozen = getattr(config, "frozen", None)
+    if frozen is None and isinstance(config, ml_collections.ConfigDict):
+        frozen = ml_collections.FrozenConfigDict(config)
+        with config.unlocked():
+            config.frozen = frozen
+    return config if frozen is None else frozen

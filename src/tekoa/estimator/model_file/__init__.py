@@ -1,0 +1,1 @@
+"""Model files, and the programs built from them."""

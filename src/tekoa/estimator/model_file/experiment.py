@@ -1,0 +1,114 @@
+"""The short form of a model file: one function, `experiment`, that returns an `Experiment`."""
+
+import dataclasses
+import importlib
+import importlib.util
+import pathlib
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from tekoa.core import messages
+from tekoa.data import Info
+from tekoa.estimator.cli.flags import UsageError
+
+BUNDLED = ("linear_regression", "mnist", "lstm_lm", "transformer_lm")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A model with its loss, optimizer and metrics.
+
+    Attributes:
+        model: A Linen, NNX or Equinox module, or `ModelFns`.
+        loss: `loss(outputs, batch)`, as for `make_train_step`.
+        optimizer: An optax transformation, or a function that creates it. Use a function if
+            creating it is expensive: it is called for training only.
+        inputs: `inputs(batch)` returns the inputs of the model.
+        metrics: Name to `fn(outputs, batch)`, which returns a mean, one number per row, or a
+            `Mean`.
+        predict: `fn(outputs)` returns one result per row, for predictions.
+        finish: Adds metrics computed from those over all batches, such as perplexity.
+    """
+
+    model: Any
+    loss: Callable[..., Any]
+    optimizer: optax.GradientTransformation | Callable[[], optax.GradientTransformation]
+    inputs: Callable[[Any], Any]
+    metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    predict: Callable[[Any], Any] | None = None
+    finish: Callable[[dict[str, float]], dict[str, float]] | None = None
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """Returns the optimizer, calling the function that creates it if there is one."""
+        return self.optimizer() if callable(self.optimizer) else self.optimizer
+
+    def finish_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Returns the metrics with those that `finish` adds."""
+        return dict(metrics) if self.finish is None else self.finish(dict(metrics))
+
+    def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Splits a batch into model inputs and loss targets (the batch itself)."""
+        inputs = self.inputs(batch)
+        return inputs if isinstance(inputs, tuple) else (inputs,), (batch,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What a model can learn about its data.
+
+    Attributes:
+        info: Shapes, dtypes, number of classes, value range.
+        n_examples: Number of examples; None if unknown.
+        batch_size: Rows in a training batch.
+        sample: One batch.
+    """
+
+    info: Info
+    n_examples: int | None
+    batch_size: int
+    sample: Any
+
+    @property
+    def n_batches(self) -> float:
+        """Training batches in the data; at least 1."""
+        return max(1.0, (self.n_examples or 1) / self.batch_size)
+
+
+def load_module(name: str | None) -> types.ModuleType:
+    """Imports a model: a bundled name, a module name or the path of a .py file.
+
+    Raises:
+        UsageError: If no such model exists.
+    """
+    if not name:
+        raise UsageError(
+            "No model given. Name one: `tekoa train mnist`, or --module_imp=my.module. "
+            "`tekoa models` lists the bundled models."
+        )
+    if name in BUNDLED:
+        return importlib.import_module(f"tekoa.models.{name}")
+    if name.endswith(".py"):
+        return _import_file(pathlib.Path(name))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+        raise UsageError(
+            f"There is no model {name!r}.{messages.did_you_mean(name, BUNDLED)} Use a bundled name "
+            f"({', '.join(BUNDLED)}), an importable module, or the path of a .py file."
+        ) from None
+
+
+def _import_file(path: pathlib.Path) -> types.ModuleType:
+    if not path.is_file():
+        raise UsageError(f"There is no model file {str(path)!r}.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{str(path)!r} cannot be imported as a model.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

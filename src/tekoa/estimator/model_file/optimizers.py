@@ -1,0 +1,211 @@
+"""Optimizers by name, as a config names them: amos, lbfgs, and those of optax."""
+
+import functools
+import inspect
+import logging
+import math
+import re
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from tekoa.bridges.scales import find_scales as find_scales
+from tekoa.core import messages
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.optim import groups
+from tekoa.optim.amos import assign_map, transform
+from tekoa.optim.scales import auto
+
+_log = logging.getLogger("tekoa")
+
+# Used if the config sets no rate: for optimizers whose updates have unit size, and for
+# plain gradients.
+DEFAULT_RATE = 5e-4
+DEFAULT_RATE_OF_GRADIENTS = 0.1
+
+_RANGES = {
+    "learning_rate": (0, math.inf),
+    "beta": (0, 1),
+    "momentum": (0, 1),
+    "weight_decay": (0, math.inf),
+}
+_ON_GRADIENTS = ("sgd", "noisy_sgd", "optimistic_gradient_descent")
+# Setting in the config -> parameter names in optax.
+_OPTAX_NAMES = {
+    "momentum": ("b1", "momentum"),
+    "beta": ("b2", "decay"),
+    "weight_decay": ("weight_decay",),
+}
+
+
+def make_optimizer(
+    opt_config: Any,
+    *,
+    n_batches: float,
+    find_scales: Callable[[], auto.ScaleTable] | None = None,
+    eta: Mapping[str, Any] | None = None,
+    slot_shape: Mapping[str, Any] | None = None,
+    clip_value: float | None = None,
+) -> optax.GradientTransformation:
+    """Creates the optimizer that a config names, and logs the settings it uses.
+
+    Args:
+        opt_config: Has `optimizer`, and optionally `learning_rate`, `momentum`, `beta` and
+            `weight_decay`. None means the default of the optimizer; for Amos the default rate
+            is 1 / sqrt(n_batches). `groups` sets other rates by pattern over parameter names:
+            'bias$=0.01; ^embed=freeze'; these are logged.
+        n_batches: Batches in the training data.
+        find_scales: For Amos without `eta`: returns the table of scales, such as
+            `lambda: find_scales(...)`. Called only if needed.
+        eta: For Amos: manual scales, regex of the name -> number or formula of `SHAPE`.
+        slot_shape: For Amos with `eta`: shapes of the slots, in the same form.
+        clip_value: For Amos: limit of the absolute value of gradients.
+
+    Raises:
+        UsageError: If the optimizer is unknown, or a number is out of range.
+
+    >>> import types
+    >>> tx = make_optimizer(types.SimpleNamespace(optimizer='sgd', learning_rate=0.5), n_batches=1)
+    >>> tx.update({'w': 1.0}, tx.init({'w': 1.0}))[0]
+    {'w': -0.5}
+    """
+    settings = _settings(opt_config)
+    table = parse_groups(getattr(opt_config, "groups", None))
+    name = str(getattr(opt_config, "optimizer", None))
+    if name == "lbfgs":
+        if table:
+            raise UsageError("--module_config.opt_config.groups: lbfgs has no rates to set.")
+        _log.info("Optimizer lbfgs: a line search sets the step size; the rate is ignored.")
+        return optax.lbfgs()
+    if name == "amos":
+        eta_fn, shape_fn = _scale_fns(find_scales, eta, slot_shape)
+        rate = _amos_rate(settings.get("learning_rate"), n_batches)
+        make = functools.partial(
+            transform.amos,
+            eta_fn=eta_fn,
+            shape_fn=shape_fn,
+            beta=settings.get("beta", 0.999),
+            momentum=settings.get("momentum") or None,  # 0 needs no slot.
+            clip_value=clip_value,
+        )
+    else:
+        make, rate = _from_optax(name, settings)
+    if not table:
+        return make(rate)  # Same state as in JEstimator, so its checkpoints can be resumed.
+    _log.info("Rates by group: %s, and %.4g for the rest.", table, rate)
+    return groups.param_groups({**table, ".*": rate}, make=make)
+
+
+def parse_groups(text: str | None) -> dict[str, Any]:
+    """Parses rates by pattern.
+
+    Raises:
+        UsageError: If an entry is not `PATTERN=RATE` or `PATTERN=freeze`.
+
+    >>> parse_groups('bias$=0.01; ^embed=freeze')
+    {'bias$': 0.01, '^embed': 'freeze'}
+    """
+    table: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in (text or "").split(";"))):
+        pattern, _, value = (word.strip() for word in part.rpartition("="))
+        is_frozen = value == "freeze"
+        try:
+            re.compile(pattern)
+            rate = 1.0 if is_frozen else float(value)
+        except (re.error, ValueError):
+            rate = math.nan
+        if not pattern or not 0 < rate < math.inf:
+            raise UsageError(
+                "--module_config.opt_config.groups must be 'PATTERN=RATE; ...', where PATTERN "
+                f"is a regular expression and RATE is above 0 or 'freeze'; got {part!r}."
+            )
+        table[pattern] = value if is_frozen else rate
+    return table
+
+
+def _settings(opt_config: Any) -> dict[str, float]:
+    """Returns the numbers that the config sets, after checking their ranges."""
+    settings = {}
+    for name, (low, high) in _RANGES.items():
+        value = getattr(opt_config, name, None)
+        if value is None:
+            continue
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not low <= value < high or (name == "learning_rate" and not value):
+            edge = "above 0" if name == "learning_rate" else f"in [{low}, {high})"
+            raise UsageError(f"--module_config.opt_config.{name} must be {edge}, got {value!r}.")
+        settings[name] = value
+    return settings
+
+
+def _scale_fns(
+    find_scales: Callable[[], auto.ScaleTable] | None,
+    eta: Mapping[str, Any] | None,
+    slot_shape: Mapping[str, Any] | None,
+) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """Returns `eta_fn` and `shape_fn` for Amos."""
+    by_rules = functools.partial(assign_map.params_fn_from_assign_map, eval_str_value=True)
+    if eta is not None:
+        return by_rules(eta), None if slot_shape is None else by_rules(slot_shape)
+    if find_scales is None:
+        raise UsageError("Amos needs scales, but this model file sets neither eta nor find_scales.")
+    table = find_scales()
+    _log.info("Amos scales found for the model:\n%s", table)
+    return table.eta_fn, table.shape_fn
+
+
+def _amos_rate(rate: float | None, n_batches: float) -> float:
+    """Returns the requested rate, or the default if it is None; logs both."""
+    if not n_batches > 0:
+        raise UsageError(f"Amos needs the number of batches in the data, got {n_batches!r}.")
+    default_rate = 1 / math.sqrt(n_batches)
+    rate = default_rate if rate is None else rate
+    message = "Optimizer amos: learning rate %.4g; 1/sqrt(%.4g batches) is %.4g."
+    _log.info(message, rate, n_batches, default_rate)
+    if rate < default_rate / 10:
+        _log.warning(
+            "The learning rate %.4g is small for Amos. Set --module_config.opt_config."
+            "learning_rate=None to use the default, 1/sqrt(number of batches) = %.4g.",
+            rate,
+            default_rate,
+        )
+    return rate
+
+
+def _from_optax(name: str, settings: Mapping[str, float]) -> tuple[Callable[..., Any], float]:
+    makers = _makers()
+    if name not in makers:
+        names = sorted([*makers, "amos", "lbfgs"])
+        hint = messages.did_you_mean(name, names)
+        raise UsageError(f"There is no optimizer {name!r}.{hint} Choose from: {', '.join(names)}.")
+    parameters = inspect.signature(makers[name]).parameters
+    arguments: dict[str, Any] = {}
+    for setting, aliases in _OPTAX_NAMES.items():
+        parameter = next((alias for alias in aliases if alias in parameters), None)
+        if parameter is not None and setting in settings:
+            arguments[parameter] = settings[setting]
+    if not arguments.get("momentum"):
+        arguments.pop("momentum", None)  # 0 needs no slot.
+    default_rate = DEFAULT_RATE_OF_GRADIENTS if name in _ON_GRADIENTS else DEFAULT_RATE
+    rate = settings.get("learning_rate", default_rate)
+    _log.info("Optimizer %s: %s.", name, {"learning_rate": rate, **arguments})
+    return lambda learning_rate: makers[name](learning_rate=learning_rate, **arguments), rate
+
+
+def _makers() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Returns the optimizers of optax that require at most a learning rate."""
+    return {
+        name: make
+        for name, make in vars(optax).items()
+        if isinstance(make, (types.FunctionType, functools.partial)) and _is_optimizer(name, make)
+    }
+
+
+def _is_optimizer(name: str, make: Callable[..., Any]) -> bool:
+    if name.startswith(("_", "scale_by")):
+        return False
+    parameters = inspect.signature(make).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    return "learning_rate" in {p.name for p in parameters} and set(required) <= {"learning_rate"}

@@ -1,0 +1,146 @@
+"""The interface between modes and model files, and the data handling that both forms share."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Protocol
+
+import optax
+
+from tekoa import data
+from tekoa.estimator.cli import processes
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.run import layout as layout_lib
+from tekoa.estimator.run.passes import MarkFirst
+from tekoa.estimator.run.run import Run
+from tekoa.hosts.signals import StopFlag
+from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.task import Training
+from tekoa.loop.train import TrainLoop
+from tekoa.sharding.layout import Layout
+
+Mode = Literal["train", "eval_once", "eval_wait", "predict"]
+Kind = Literal["train", "valid", "eval", "pred"]
+
+
+class Program(Protocol):
+    """A model file, ready to be run by the loops."""
+
+    def check_data(self, kind: Kind) -> str:
+        """Returns the pattern of the data; raises `UsageError` if its flag is missing."""
+        ...
+
+    def train_batches(self, seed: int) -> Any:
+        """Returns the stream of training batches."""
+        ...
+
+    def train_loop(
+        self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
+    ) -> TrainLoop:
+        """Creates the training loop; `init(model, optimizer)` creates its checkpoint reader."""
+        ...
+
+    def training(self, layout: Layout) -> tuple[Training, Layout]:
+        """Returns what the loop would run, without data, and the layout with the model's rules."""
+        ...
+
+    def validation(
+        self, loop: TrainLoop, stop_flag: StopFlag | None = None
+    ) -> Callable[[Checkpoint], Summary] | None:
+        """Returns the stage that validates a checkpoint, or None if there is no data for it.
+
+        The stage raises `InterruptedError` once the flag is set.
+        """
+        ...
+
+    def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
+        """Returns `evaluate(path, stop_flag)`, which computes the metrics of a stored step.
+
+        With `path=None` the model keeps its initial values.
+        """
+        ...
+
+    def predictions(self, path: str | None, stop_flag: Any) -> Iterator[Any]:
+        """Yields one result per example, in order; `path=None` uses the initial values."""
+        ...
+
+    def sample(self, kind: Kind) -> Any:
+        """Returns one batch of the data, as the step of its mode receives it."""
+        ...
+
+    def scales(self) -> Any:
+        """Returns the table of Amos scales found for the model."""
+        ...
+
+
+class ProgramData:
+    """The data that the flags of a run name. Each kind is opened once and then reused.
+
+    Args:
+        run: The run.
+        open_source: `open_source(kind, pattern)` opens the data of one kind.
+    """
+
+    def __init__(self, run: Run, open_source: Callable[[Kind, str], data.Source]):
+        self._run, self._config = run, run.config
+        self.source = functools.cache(lambda kind: open_source(kind, self.pattern(kind)))
+
+    @functools.cached_property
+    def layout(self) -> Layout | None:
+        """The layout of the run."""
+        return layout_lib.layout_of(self._run)
+
+    def pattern(self, kind: Kind) -> str:
+        """Returns the pattern of the data; raises `UsageError` if its flag is missing."""
+        pattern = getattr(self._config, f"{kind}_pattern")
+        if pattern is None:
+            raise UsageError(f"No {kind} data: set --{kind}_pattern=PATTERN.")
+        return pattern
+
+    def batch_size(self, kind: Kind) -> int:
+        """Returns the number of rows in a full batch."""
+        return getattr(self._config, f"{kind}_batch_size")
+
+    def n_examples(self, kind: Kind) -> int:
+        """Returns how many examples to use; negative: all of them."""
+        return -1 if kind == "train" else getattr(self._config, f"num_{kind}_examples")
+
+    def train_batches(self, seed: int, *, mark_first: bool) -> MarkFirst:
+        """Returns the stream of training batches of this process.
+
+        Args:
+            seed: Seed of the shuffle.
+            mark_first: Whether to mark the first of each group of consecutive batches.
+        """
+        config = self._config
+        stream = self.source("train").batches(
+            config.train_batch_size,
+            seed=seed,
+            shuffle=config.train_shuffle_buf,
+            epochs=config.train_epochs,
+            consecutive=config.train_consecutive,
+            shard=processes.shard(self.layout, config.train_batch_size, "train_batch_size"),
+        )
+        n_consecutive = config.train_consecutive or 0 if mark_first else 0
+        return MarkFirst(stream, n_consecutive, allow_changes=config.allow_data_changes)
+
+
+def program_of(run: Run, mode: Mode) -> Program:
+    """Returns the program for the model file of a run.
+
+    Raises:
+        UsageError: If the file is not a model file.
+    """
+    module = run.module
+    # Imported here: a process needs only one of the two forms.
+    if hasattr(module, "experiment"):
+        from tekoa.estimator.model_file.short import ShortProgram
+
+        return ShortProgram(run)
+    if hasattr(module, "get_train_state") or hasattr(module, "get_infer_state"):
+        from tekoa.estimator.jestimator.program import LongProgram
+
+        return LongProgram(run, mode)
+    raise UsageError(
+        f"{module.__name__} is not a model file: it defines neither experiment(config, data) nor "
+        "get_train_state(config, rng)."
+    )

@@ -1,0 +1,188 @@
+"""Runs model files in the short form, `experiment(config, data)`, with the loops."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from tekoa import data, hosts
+from tekoa.bridges import any_model
+from tekoa.bridges.scales import find_scales
+from tekoa.core import metrics as metrics_lib
+from tekoa.core import objective
+from tekoa.core import step as steps
+from tekoa.estimator.cli import processes
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.model_file.experiment import DataFacts, Experiment
+from tekoa.estimator.model_file.program import Kind, ProgramData
+from tekoa.estimator.run import eval_state
+from tekoa.estimator.run.passes import MarkFirst, Reiterable
+from tekoa.estimator.run.run import Run
+from tekoa.loop import evaluate, task, train
+from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.task import ModelTraining
+from tekoa.sharding.layout import Layout
+from tekoa.sharding.placement import Placement
+
+
+class ShortProgram:
+    """The `Program` of an `Experiment`; see there for the methods."""
+
+    def __init__(self, run: Run):
+        self._run, self._config = run, run.config
+        self._data = ProgramData(run, self._open_source)
+
+    def check_data(self, kind: Kind) -> str:
+        return self._data.pattern(kind)
+
+    def train_batches(self, seed: int) -> Any:
+        return self._data.train_batches(seed, mark_first=True)
+
+    def train_loop(
+        self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
+    ) -> train.TrainLoop:
+        train_task = self._task(options.pop("data"))
+        model = self._experiment("train").model
+        return train.TrainLoop(init(model, train_task.optimizer), train_task, **options)
+
+    def training(self, layout: Layout) -> tuple[ModelTraining, Layout]:
+        fns = any_model.as_model_fns(self._experiment("train").model)
+        return ModelTraining(fns, self._task(())), layout
+
+    def _task(self, batches: Iterable[Any]) -> task.TrainTask:
+        experiment = self._experiment("train")
+        return task.TrainTask(
+            optimizer=experiment.make_optimizer(),
+            loss=_with_loss_metric(experiment.loss),
+            data=batches,
+            split=experiment.split,
+        )
+
+    def validation(
+        self, loop: train.TrainLoop, stop_flag: hosts.StopFlag | None = None
+    ) -> Callable[[Checkpoint], Summary] | None:
+        if self._config.valid_pattern is None:
+            return None
+        experiment = self._experiment("train")
+        loss = lambda *args: _value_and_metrics(experiment.loss(*args))[0]  # noqa: E731
+        metrics = {"loss": loss, **experiment.metrics}
+        passes = self._passes("valid")
+        validate = loop.evaluation(metrics, passes, label="valid", stop_flag=stop_flag)
+        return lambda checkpoint: _as_train_metrics(validate(checkpoint), experiment)
+
+    def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
+        experiment = self._experiment("eval")
+        if not experiment.metrics:
+            raise UsageError("This model cannot be evaluated: its Experiment has no `metrics`.")
+        fns, layout = any_model.as_model_fns(experiment.model), self._data.layout
+        passes = self._passes("eval")
+        inputs = experiment.split(next(iter(passes)))[0]
+        eval_task = task.EvalTask(metrics=experiment.metrics, data=passes, split=experiment.split)
+
+        # One loop for all checkpoints: a new one would trace and compile again.
+        @functools.cache
+        def loop_with(stop_flag: Any) -> evaluate.EvalLoop:
+            return evaluate.EvalLoop(eval_task, model=fns, layout=layout, stop_flag=stop_flag)
+
+        def run(path: str | None, stop_flag: Any) -> dict[str, float]:
+            checkpoint = eval_state.load_for_eval(path, fns, inputs, layout)
+            return experiment.finish_metrics(loop_with(stop_flag)(checkpoint).metrics["eval"])
+
+        return run
+
+    def predictions(self, path: str | None, stop_flag: Any) -> Iterator[Any]:
+        experiment = self._experiment("pred")
+        if experiment.predict is None:
+            raise UsageError("This model cannot predict: its Experiment has no `predict`.")
+        fns = any_model.as_model_fns(experiment.model)
+        batches = iter(self._passes("pred"))
+        first = next(batches, None)
+        if first is None:
+            return
+        inputs, layout = experiment.split(first)[0], self._data.layout
+        state = eval_state.load_for_eval(path, fns, inputs, layout).state
+        place = Placement(layout)
+        variables = objective.merge_carry(state.variables, state.carry)
+        params, variables = place.model(fns, state.eval_params, variables, inputs)
+        step = place.jit_gathered(steps.make_predict_step(fns, split=experiment.split))
+        rng = jax.random.key(0)
+        for i, batch in enumerate(itertools.chain([first], batches)):
+            if stop_flag.is_set():
+                return
+            key = jax.random.fold_in(rng, i)
+            outputs, variables = step(params, variables, place.batch(batch), key)
+            yield from np.asarray(experiment.predict(outputs))
+
+    def sample(self, kind: Kind) -> Any:
+        return next(self.train_batches(seed=0) if kind == "train" else iter(self._passes(kind)))
+
+    def scales(self) -> Any:
+        experiment, batch = self._experiment("train"), self.sample("train")
+        return find_scales(experiment.model, experiment.loss, batch, split=experiment.split)
+
+    def _open_source(self, kind: Kind, pattern: str) -> data.Source:
+        open_data = getattr(self._run.module, "open_data", None)
+        if open_data is None:
+            return data.load(pattern)
+        return data.as_source(open_data(self._run.settings, pattern, train=kind == "train"))
+
+    def _passes(self, kind: Kind) -> Reiterable:
+        """Returns the data in order, as an iterable that starts over at every pass."""
+        source = self._data.source(kind).take(self._data.n_examples(kind))
+        size, layout = self._data.batch_size(kind), self._data.layout
+
+        def batches(**options: Any) -> MarkFirst:
+            return MarkFirst(source.batches(size, epochs=1, **options), math.inf)
+
+        if layout is None or hosts.current().count == 1:
+            return Reiterable(lambda: batches(remainder="keep"))
+        return Reiterable(
+            lambda: processes.own_rows(
+                layout,
+                batches,
+                n_examples=len(source),
+                size=size,
+                flag=f"{kind}_batch_size",
+                whole=Placement(layout).whole,
+            )
+        )
+
+    @functools.cache  # noqa: B019 - one program per process
+    def _experiment(self, kind: Kind) -> Experiment:
+        source, size = self._data.source(kind), self._config.train_batch_size
+        n_examples = len(source)
+        sample = next(source.batches(min(size, n_examples), epochs=1, remainder="keep"))
+        facts = DataFacts(info=source.info, n_examples=n_examples, batch_size=size, sample=sample)
+        return self._run.module.experiment(self._run.settings, facts)
+
+
+def _with_loss_metric(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the loss to the metrics, to report its mean since the previous check."""
+
+    def wrapped(*outputs_and_batch: Any) -> tuple[Any, dict[str, Any]]:
+        value, metrics = _value_and_metrics(loss(*outputs_and_batch))
+        return value, {"loss": value, **metrics}
+
+    return wrapped
+
+
+def _value_and_metrics(result: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Splits what a loss function returns: the loss, or the loss and a dict of metrics."""
+    is_pair = isinstance(result, tuple) and not isinstance(result, metrics_lib.Mean)
+    return result if is_pair else (result, {})
+
+
+def _as_train_metrics(summary: Summary, experiment: Experiment) -> Summary:
+    """Moves validation metrics to the group of training: train/valid_loss and so on."""
+    metrics = experiment.finish_metrics(summary.metrics["valid"])
+    renamed = {f"valid_{name}": value for name, value in metrics.items()}
+    groups = {group: values for group, values in summary.metrics.items() if group != "valid"}
+    return dataclasses.replace(
+        summary, metrics={**groups, "train": {**groups.get("train", {}), **renamed}}
+    )

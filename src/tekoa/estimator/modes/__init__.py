@@ -1,0 +1,1 @@
+"""The commands that run models or read their checkpoints."""

@@ -1,0 +1,235 @@
+"""`tekoa train`: trains a model, with checkpoints, validation, metrics and profiling."""
+
+import contextlib
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from tekoa import hosts
+from tekoa.core import nonfinite
+from tekoa.data import interop
+from tekoa.estimator.cli.flags import RunConfig, UsageError
+from tekoa.estimator.model_file.program import Program, program_of
+from tekoa.estimator.modes import dry_run
+from tekoa.estimator.run import cadence, start
+from tekoa.estimator.run import layout as layout_lib
+from tekoa.estimator.run import run as runs
+from tekoa.extensions import checkpoint_files, profiler, progress, serial, tensorboard
+from tekoa.hosts import signals
+from tekoa.hosts.signals import StopFlag
+from tekoa.loop import train
+from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
+from tekoa.optim.amos import transform
+from tekoa.store.commit import paths
+from tekoa.store.formats import index
+
+KEEP_ALL = 10**9
+# Marks a checkpoint whose validation was interrupted; the next start repeats it.
+_OWED = "is_validation_owed"
+
+
+def run_train(config: RunConfig) -> int:
+    """Trains a model and returns the exit code."""
+    run = runs.open_run(config)
+    program = program_of(run, "train")
+    with runs.remove_empty_dir_on_error(run):
+        return _train(run, program)
+
+
+def _train(run: runs.Run, program: Program) -> int:
+    seed = runs.choose_seed(run)
+    config = run.config
+    with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
+        scales = stack.enter_context(transform.recorded_scales())
+        if config.dry_run:
+            return dry_run.train(lambda: _train_loop(program, run, seed, stop_flag), program)
+        if config.progress and hosts.current().is_writer:  # Compiling takes seconds.
+            text = f"Training {run.module.__name__} in {run.model_dir}. Compiling..."
+            print(text, file=sys.stderr, flush=True)
+        if config.profiler_port is not None:
+            jax.profiler.start_server(config.profiler_port)
+        trace = _step_trace(run, stack)
+        loop = _train_loop(program, run, seed, stop_flag)
+        loop.before_dispatch = trace
+        validation = program.validation(loop, stop_flag)
+        keeper = _writer(run, "", config.max_ckpt, stack)
+        runs.start_training(run, seed, n_steps=loop.n_steps, scales=scales)
+        stages = list(_stages(run, validation, loop, stop_flag, stack))
+        last = None
+        try:
+            last = _begin(run, loop, stages, keeper)
+            # The directory may already contain more steps than are requested.
+            is_incomplete = loop.n_steps is None or loop.step < loop.n_steps
+            save_every = config.save_every_steps
+            save = _writer(run, "save", KEEP_ALL, stack) if save_every else serial.serial()
+            checkpoints = cadence.checks(
+                loop, check_every=config.check_every_steps, save_every=save_every, save=save
+            )
+            for checkpoint in checkpoints if is_incomplete else ():
+                last = _process(checkpoint, stages, keeper)
+        except nonfinite.NonFiniteError:
+            keeper(loop.checkpoint())
+            raise
+        except InterruptedError:
+            pass  # A validation was interrupted.
+    if stop_flag.is_set():
+        print(f"Stopped at step {loop.step}. Run the same command again to resume.")
+        return signals.EXIT_STOPPED
+    runs.end_training(run, loop.step)
+    _print_result(run, validation, last, loop)
+    return 0
+
+
+def _begin(
+    run: runs.Run,
+    loop: train.TrainLoop,
+    stages: list[serial.Stage],
+    keeper: checkpoint_files.CheckpointFileWriter,
+) -> Checkpoint | None:
+    """Saves the first state unless it is on disk, or repeats an interrupted validation."""
+    checkpoint = loop.checkpoint()
+    is_saved = loop.step in paths.list_steps(run.model_dir)
+    if not hosts.current().broadcast("is the first checkpoint there", is_saved):
+        return serial.serial(*stages, keeper)(checkpoint)
+    path = paths.step_dir(run.model_dir, loop.step)
+    if not (path / paths.INDEX).exists():
+        return None  # Written by another program.
+    stored = index.read_index(path)
+    if not stored.meta.get("facts", {}).get(_OWED):
+        return None
+    metrics = _with_prefix(stored.metrics, "train/")
+    return serial.serial(*stages)(as_summary(checkpoint).with_metrics("train", metrics))
+
+
+def _process(
+    checkpoint: Checkpoint,
+    stages: list[serial.Stage],
+    keeper: checkpoint_files.CheckpointFileWriter,
+) -> Checkpoint:
+    """Runs all stages on a checkpoint and saves it, even if its validation is interrupted."""
+    try:
+        return serial.serial(*stages, keeper)(checkpoint)
+    except InterruptedError:
+        keeper(dataclasses.replace(checkpoint, facts={**checkpoint.facts, _OWED: True}))
+        raise
+
+
+def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag) -> train.TrainLoop:
+    config = run.config
+    if config.train_batch_size % config.accumulate:
+        raise UsageError(
+            f"--accumulate={config.accumulate} must divide --train_batch_size="
+            f"{config.train_batch_size}."
+        )
+    batches = program.train_batches(seed)
+    position = interop.position(batches)
+    return program.train_loop(
+        lambda model, optimizer: start.StartReader(
+            run, model, optimizer=optimizer, data_state=position
+        ),
+        data=batches,
+        layout=layout_lib.layout_of(run),
+        n_steps=_n_steps(config, batches),
+        n_steps_per_checkpoint=cadence.steps_between(
+            config.check_every_steps, config.save_every_steps
+        ),
+        rng=jax.random.key(seed),
+        accumulate=config.accumulate,
+        ema=config.ema,
+        precision=config.precision,
+        on_nan=config.on_nan,
+        steps_per_dispatch=_steps_per_dispatch(config),
+        grads=False,
+        stop_flag=stop_flag,
+        stdout=True,
+    )
+
+
+def _step_trace(run: runs.Run, stack: contextlib.ExitStack) -> profiler.StepTrace | None:
+    """Returns the hook that profiles --profile_steps, or None if the flag is not set."""
+    text = run.config.profile_steps
+    if text is None:
+        return None
+    match = re.fullmatch(r"0*([1-9]\d*):0*([1-9]\d*)", text)
+    if match is None:
+        raise UsageError(f"--profile_steps must be FIRST:COUNT, such as 100:5, got {text!r}.")
+    first, n_steps = map(int, match.groups())
+    trace = profiler.StepTrace(run.model_dir / "profile", first_step=first, n_steps=n_steps)
+    return stack.enter_context(contextlib.closing(trace))
+
+
+def _stages(
+    run: runs.Run,
+    validation: serial.Stage | None,
+    loop: train.TrainLoop,
+    stop_flag: StopFlag,
+    stack: contextlib.ExitStack,
+) -> Iterator[serial.Stage]:
+    """Yields the stages that process every checkpoint; they are closed when training ends."""
+    every = run.config.check_every_steps
+    if validation is not None:
+        # A checkpoint that is written only because of a stop is not validated.
+        yield lambda c: c if c.step % every and stop_flag.is_set() else validation(c)
+    if run.config.progress:
+        yield stack.enter_context(contextlib.closing(progress.ProgressBar(loop.n_steps)))
+    writer = tensorboard.SummaryWriter(run.model_dir / "train", params=True)
+    yield stack.enter_context(contextlib.closing(writer))
+
+
+def _writer(
+    run: runs.Run, subdirectory: str, keep: int, stack: contextlib.ExitStack
+) -> checkpoint_files.CheckpointFileWriter:
+    writer = checkpoint_files.CheckpointFileWriter(
+        run.model_dir / subdirectory, keep=keep, format=run.config.checkpoint_format
+    )
+    return stack.enter_context(contextlib.closing(writer))
+
+
+def _print_result(
+    run: runs.Run,
+    validation: Callable[[Checkpoint], Summary] | None,
+    last: Checkpoint | None,
+    loop: train.TrainLoop,
+) -> None:
+    """Prints the final metrics and the directory of the run."""
+    if last is None:
+        print(f"Nothing to do: all {loop.step} steps are complete.")
+    if validation is not None:
+        summary = last if isinstance(last, Summary) else validation(loop.checkpoint())
+        print_metrics(run.config, loop.step, _with_prefix(summary.metrics["train"], "valid_"))
+    print(f"Checkpoints and TensorBoard files are in {run.model_dir}.")
+
+
+def _with_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Returns the metrics whose names start with a prefix, without the prefix."""
+    return {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
+
+
+def print_metrics(config: RunConfig, step: int, metrics: Mapping[str, float]) -> None:
+    """Prints one metric per line, or all of them as one line of JSON."""
+    if config.json:
+        print(json.dumps({"step": step, **metrics}), flush=True)
+        return
+    for name, value in metrics.items():
+        print(f"{name} at step {step}: {value:.6g}", flush=True)
+
+
+def _n_steps(config: RunConfig, batches: Any) -> int | None:
+    # A loaded step does not count batches from the start of the data: training ends with them.
+    n_batches = None if config.train_load_step else batches.n_batches
+    ends = (n for n in (config.max_train_steps, n_batches) if n is not None)
+    return min(ends, default=None)
+
+
+def _steps_per_dispatch(config: RunConfig) -> Any:
+    text = config.steps_per_dispatch
+    if text != "auto" and not (text.isdigit() and int(text)):
+        raise UsageError(
+            f"--steps_per_dispatch must be 'auto' or an integer of at least 1, got {text!r}."
+        )
+    return text if text == "auto" else int(text)

@@ -1,0 +1,1 @@
+"""`tekoa page`: a run as one HTML page."""

@@ -1,0 +1,289 @@
+"""The sections of the page, each built from the facts of a run."""
+
+import dataclasses
+import html
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tekoa.estimator.cli.flags import RunConfig
+from tekoa.estimator.report import charts as charts_lib
+from tekoa.estimator.report.charts import Series, number
+from tekoa.estimator.report.events import Point
+from tekoa.estimator.report.facts import RunFacts
+from tekoa.store.commit import paths
+from tekoa.store.read.inspect import StepInfo
+
+TRAIN = "train"
+_OF_TRAINING = (TRAIN, "valid")
+SPEED = "seconds_per_step"
+_FIRST = ("loss", "cost", "perplexity")
+_LAST = ("gradients_l2norm", "weights_l2norm")
+_N_COLORS = 6
+
+
+def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
+    """Groups the points of all curves by metric, then by source.
+
+    Validation during training is logged as `train/valid_METRIC`.
+    """
+    charts: dict[str, dict[str, list[Point]]] = {}
+    for place, curves in facts.curves.items():
+        for tag, points in curves.items():
+            group, _, name = tag.partition("/")
+            if group == "params" or name == SPEED:
+                continue
+            source = place or group
+            if place == TRAIN and group != TRAIN:  # Such as rates/GROUP.
+                source, name = name, group
+            elif place == TRAIN and name.startswith("valid_"):
+                source, name = "valid", name.removeprefix("valid_")
+            charts.setdefault(name, {})[source] = points
+
+    def metric_rank(name: str) -> tuple[int, int, str]:
+        first = _FIRST.index(name) if name in _FIRST else len(_FIRST)
+        return name in _LAST, first, name
+
+    def source_rank(source: str) -> int:
+        return _OF_TRAINING.index(source) if source in _OF_TRAINING else len(_OF_TRAINING)
+
+    return {
+        name: {source: charts[name][source] for source in sorted(charts[name], key=source_rank)}
+        for name in sorted(charts, key=metric_rank)
+    }
+
+
+def curves(facts: RunFacts) -> str:
+    """Returns one chart per metric, with the curves of all its sources."""
+    charts = metric_charts(facts)
+    if not charts:
+        return '<p class="empty">No points yet.</p>'
+    others = sorted({source for chart in charts.values() for source in chart})
+    sources = list(dict.fromkeys([*_OF_TRAINING, *others]))
+    best = {(b.metric, b.place.rpartition("/")[0]): b.step for b in facts.best}
+    cards = []
+    for name, by_source in charts.items():
+        series = [
+            Series(source, sources.index(source) % _N_COLORS + 1, _xy(points))
+            for source, points in by_source.items()
+        ]
+        marks = [
+            xy
+            for s in series
+            for xy in s.points
+            if math.isfinite(xy[1]) and best.get((name, s.name)) == xy[0]
+        ]
+        svg = charts_lib.chart(series, label=f"{name} by step", last_step=facts.step, marks=marks)
+        cards.append(f'<div class="card">{_legend(series)}<h3>{_text(name)}</h3>{svg}</div>')
+    return f'<div class="charts">{"".join(cards)}</div>'
+
+
+def _xy(points: Sequence[Point]) -> list[charts_lib.XY]:
+    return [(point.step, point.value) for point in points]
+
+
+def _legend(series: Sequence[Series]) -> str:
+    items = (
+        f'<i class="c{s.color}"></i>{_text(s.name)} <b>{number(s.points[-1][1])}</b>'
+        for s in series
+    )
+    return f'<span class="legend">{"".join(items)}</span>'
+
+
+def parameters(facts: RunFacts) -> str:
+    """Returns a table of each parameter's RMS, compared with the scale Amos expects."""
+    scales = facts.record.get("scales") or {}
+    rows = []
+    for tag, points in sorted(facts.curves.get(TRAIN, {}).items()):
+        if not tag.startswith("params/"):
+            continue
+        name, _, shape = tag.removeprefix("params/").partition(" ")
+        eta, last = scales.get(name), points[-1].value
+        svg = charts_lib.sparkline(_xy(points), eta)
+        cells = [
+            f'<td class="w"><code>{_text(name)}</code></td><td class="faint">{_text(shape)}</td>',
+            f'<td>{svg}</td><td class="n">{number(last)}</td>',
+        ]
+        if scales:
+            text = "" if eta is None else number(eta)
+            cells.append(f'<td class="n">{text}</td>{_gauge(last, eta)}')
+        rows.append("".join(cells))
+    if not rows:
+        return '<p class="empty">No parameter scales yet.</p>'
+    heads = ["parameter", "shape", "over the run", "#RMS"]
+    return _table([*heads, "#eta", "RMS / eta", "#"] if scales else heads, rows)
+
+
+def _gauge(value: float, eta: float | None) -> str:
+    """Draws value / eta as a bar from the middle (1), on a scale from 0.1 to 10."""
+    if not eta or not value > 0 or not math.isfinite(value):
+        return "<td></td><td></td>"
+    end = 60 + 58 * max(-1.0, min(1.0, math.log10(value / eta)))
+    left, width = min(60.0, end), abs(end - 60)
+    return (
+        f'<td><svg class="gauge" viewBox="0 0 120 12" aria-hidden="true">'
+        f'<rect x="{left:.1f}" y="3" width="{width:.1f}" height="6" rx="1.5"/>'
+        f'<path d="M60 0V12"/></svg></td><td class="n">{number(value / eta)}</td>'
+    )
+
+
+def checkpoints(facts: RunFacts) -> str:
+    """Returns a table of all checkpoints: directories, scores, size and state."""
+    by_step: dict[int, list[tuple[str, StepInfo]]] = {}
+    for place, infos in facts.checkpoints.items():
+        for info in infos:
+            by_step.setdefault(info.step, []).append((place, info))
+    if not by_step:
+        return '<p class="empty">No checkpoints yet.</p>'
+    scores = _score_columns(facts)
+    best = {(b.place, b.step) for b in facts.best}
+    rows = []
+    for step, copies in sorted(by_step.items(), reverse=True):
+        tags = "".join(_place_tag(place, (place, step) in best) for place, _ in copies)
+        size = max(info.n_bytes for _, info in copies) / 1e6
+        cells = "".join(f'<td class="n">{values.get(step, "")}</td>' for values in scores.values())
+        rows.append(
+            f'<td class="n">{step:,}</td><td>{tags}</td>{cells}<td class="n">{size:,.2f} MB</td>'
+            f'<td class="w">{_state([info for _, info in copies])}</td>'
+        )
+    heads = ["#step", "directory", *(f"#{name}" for name in scores), "#size", "files"]
+    return _table(heads, rows)
+
+
+def _state(copies: Sequence[StepInfo]) -> str:
+    problems = [f"{info.path.name}: {info.problem}" for info in copies if info.problem]
+    if problems:
+        return f'<span class="no">✗ {_text("; ".join(problems))}</span>'
+    if not all((info.path / paths.MANIFEST).exists() for info in copies):
+        return '<span class="faint">written by another program</span>'
+    return '<span class="ok">✓ complete</span>'
+
+
+def _place_tag(place: str, is_best: bool) -> str:
+    text = f"★ {place}" if is_best else place or "checkpoints"
+    return f'<span class="tag{" gold" if is_best else ""}">{_text(text)}</span>'
+
+
+def _score_columns(facts: RunFacts) -> dict[str, dict[int, str]]:
+    """Returns the first five losses and evaluation metrics, by step."""
+    columns = {}
+    for name, by_source in metric_charts(facts).items():
+        for source, points in by_source.items():
+            if source != TRAIN or name in _FIRST:
+                columns[f"{source} {name}"] = {p.step: number(p.value) for p in points}
+    return dict(list(columns.items())[:5])
+
+
+def timings(facts: RunFacts) -> str:
+    """Returns the speed over the run, and how the time was spent."""
+    points = step_times(facts)
+    if not points:
+        return '<p class="empty">No times yet.</p>'
+    series = Series("ms per step", 1, [(p.step, 1e3 * p.value) for p in points])
+    rows = [f"<td>{name}</td><td class='n'>{value}</td>" for name, value in _times(facts, points)]
+    return (
+        '<div class="two"><div class="card"><h3>milliseconds per step</h3>'
+        f"{charts_lib.chart([series], label=series.name, last_step=facts.step)}</div>"
+        f"{_table(['', '#'], rows)}</div>"
+    )
+
+
+def _times(facts: RunFacts, points: Sequence[Point]) -> Iterator[tuple[str, str]]:
+    inside, outside = seconds(facts)
+    yield "in training steps", duration(inside)
+    yield "between steps: validation, logging, saving", duration(outside)
+    times = [1e3 * point.value for point in points]
+    shown = [f"{f(times):.3g} ms" for f in (min, statistics.median, max)]
+    yield "fastest · median · slowest step", " · ".join(shown)
+    yield "starts of the training process", str(len({p.start for p in points}))
+    yield "first point", clock(points[0].wall_time)
+    yield "last point", clock(points[-1].wall_time)
+
+
+def step_times(facts: RunFacts) -> list[Point]:
+    """Returns the curve of the seconds per training step."""
+    return facts.curves.get(TRAIN, {}).get(f"{TRAIN}/{SPEED}", [])
+
+
+def seconds(facts: RunFacts) -> tuple[float, float]:
+    """Returns the seconds within steps, and between steps of the same process."""
+    inside = outside = 0.0
+    previous = None
+    for point in step_times(facts):
+        n_steps = point.step - (previous.step if previous else 0)
+        inside += point.value * n_steps
+        if previous is not None and previous.start == point.start:
+            outside += max(0.0, point.wall_time - previous.wall_time - point.value * n_steps)
+        previous = point
+    return inside, outside
+
+
+def settings(facts: RunFacts) -> str:
+    """Returns the settings of the model, the changed flags, the command and the versions."""
+    record = facts.record
+    if not record:
+        return '<p class="empty">No run.json.</p>'
+    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+    changed_flags = {
+        name: value
+        for name, value in record.get("flags", {}).items()
+        if name != "overrides" and value not in (defaults.get(name), None, [])
+    }
+    versions = ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items())
+    about = {"model": record.get("model"), "seed": record.get("random_seed"), "versions": versions}
+    command = " ".join(["tekoa", *map(str, record.get("command", [])[1:])])
+    return (
+        f'<div class="two">{_pairs({**about, **_flatten(record.get("settings") or {})})}'
+        f"{_pairs(changed_flags)}</div>"
+        f'<div class="card text" style="margin-top:14px"><pre>{_text(command)}</pre></div>'
+    )
+
+
+def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        flat |= _flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return flat
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    rows = [
+        f'<td><code>{_text(k)}</code></td><td class="n w">{_text(v)}</td>'
+        for k, v in values.items()
+    ]
+    return _table(["", "#"], rows)
+
+
+def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
+    """Returns a table; a heading that starts with # is that of a column of numbers."""
+    starts = ('<th class="n">' if head.startswith("#") else "<th>" for head in heads)
+    cells = "".join(f"{s}{_text(h.removeprefix('#'))}</th>" for s, h in zip(starts, heads))
+    top = f"<tr>{cells}</tr>" if any(head.strip("#") for head in heads) else ""
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f'<div class="card wide scroll"><table>{top}{body}</table></div>'
+
+
+def duration(value: float) -> str:
+    """Formats a duration in seconds.
+
+    >>> duration(4.25), duration(130), duration(7260)
+    ('4.2 s', '2 min 10 s', '2 h 1 min')
+    """
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def clock(seconds: float) -> str:
+    """Formats seconds since 1970 as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))

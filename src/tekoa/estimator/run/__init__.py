@@ -1,0 +1,1 @@
+"""Runs: directory, start, layout and check intervals."""

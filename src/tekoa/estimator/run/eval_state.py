@@ -1,0 +1,110 @@
+"""Loads a stored step of any format as a checkpoint for evaluation."""
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tekoa import hosts
+from tekoa.core import objective
+from tekoa.core.model import ModelFns
+from tekoa.core.state import Health, TrainState
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.loop.checkpoint import Summary
+from tekoa.sharding.layout import Layout
+from tekoa.sharding.placement import Placement
+from tekoa.store.commit import paths, together
+from tekoa.store.formats import step as step_lib
+from tekoa.store.read import newest, restore
+
+
+def load_for_eval(
+    path: str | os.PathLike[str] | None,
+    fns: ModelFns,
+    inputs: tuple[Any, ...],
+    layout: Layout | None = None,
+) -> Summary:
+    """Loads the parameters (their average, if stored) and variables of a step.
+
+    Args:
+        path: The directory of one step; None keeps the initial values of the model.
+        fns: The model.
+        inputs: Sample inputs.
+        layout: The layout of the arrays; each shard is read where it belongs.
+
+    Raises:
+        errors.MismatchError: If the step does not fit the model; lists all differences.
+    """
+    params, variables = Placement(layout).new_model(fns, inputs)
+    variables, carry = objective.split_carry(variables)
+    step = 0
+    if path is not None:
+        stored = restore.open_together(path)
+        index = stored.index
+        has_average = any(name[0] == "average" for name in index.leaves)
+        item = "average" if has_average else "model_params"
+        targets = {item: params}
+        if "model_state" in index.items:
+            targets["model_state"] = variables
+        restored = restore.restore_step(stored, targets).items
+        step, params = index.step, restored[item]
+        variables = restored.get("model_state", variables)
+    state = TrainState(
+        step=jnp.asarray(step, jnp.int32),
+        params=params,
+        variables=variables,
+        opt_state=(),
+        average=None,
+        carry=carry,
+        rng=jax.random.key(0),
+        sums={},
+        health=Health.zero(),
+    )
+    return Summary(
+        state=state,
+        step=step,
+        loss=jnp.full((), jnp.nan),
+        grads=None,
+        n_completed_steps=0,
+        elapsed_time=0.0,
+        metrics={"train": {}},
+    )
+
+
+def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.Path:
+    """Returns the step to start from, evaluate or predict with: the requested or newest one.
+
+    Args:
+        model_dir: The directory of the run.
+        checkpoint_path: One step, the msgpack file of a T5X step, or a directory of steps.
+
+    Raises:
+        UsageError: If there is no step.
+        errors.NothingUsableError: If there are steps, but no valid one.
+    """
+    path = model_dir
+    if checkpoint_path is not None:
+        path = pathlib.Path(checkpoint_path).expanduser().absolute()
+        if path.is_file() and path.name == paths.T5X:
+            path = path.parent
+        if not path.is_dir():
+            problem = "is not a checkpoint" if path.exists() else "does not exist"
+            raise UsageError(
+                f"--checkpoint_path={checkpoint_path} {problem}. Use the directory of a step "
+                "(checkpoint_<step>), or a directory that contains steps."
+            )
+        if step_lib.is_step(path):
+            return path
+
+    def find_newest() -> int:
+        valid = newest.newest_valid(path, step_lib.open_step)
+        if valid is None:
+            raise UsageError(
+                f"{path} has no checkpoint yet. Train first, or set --checkpoint_path."
+            )
+        return valid.step
+
+    what = "search for the newest step"
+    return paths.step_dir(path, together.run_on_writer(hosts.current(), what, find_newest))

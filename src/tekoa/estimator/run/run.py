@@ -1,0 +1,187 @@
+"""A run: its model, settings, directory and seed, all known before a mode starts."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import random
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+import tekoa
+from tekoa import hosts
+from tekoa.estimator.cli.flags import RunConfig, UsageError
+from tekoa.estimator.cli.overrides import apply_overrides
+from tekoa.estimator.model_file import experiment as modules
+from tekoa.estimator.run.run_files import END_FILE as END_FILE
+from tekoa.estimator.run.run_files import RUN_FILE as RUN_FILE
+from tekoa.estimator.run.run_files import last_step as last_step
+from tekoa.estimator.run.run_files import read_facts as read_facts
+from tekoa.store.commit import durable, together
+
+# Batches that a dry run reads.
+N_DRY_BATCHES = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One call of the command.
+
+    Attributes:
+        config: The flags, with the defaults of the model filled in.
+        module: The model file.
+        settings: The config of the model for this run.
+        model_dir: The directory of the run, as an absolute path.
+    """
+
+    config: RunConfig
+    module: types.ModuleType
+    settings: Any
+    model_dir: pathlib.Path
+
+
+def open_run(config: RunConfig) -> Run:
+    """Imports the model and creates its config.
+
+    Raises:
+        UsageError: If the model, its config or the directory is missing or wrong.
+    """
+    module = modules.load_module(config.module_imp)
+    config = config.with_defaults(_defaults(module, config))
+    if config.dry_run:
+        config = _on_few_batches(config)
+    if config.model_dir is None:
+        raise UsageError("No directory for the run. Set --model_dir=DIR.")
+    config_module = modules.load_module(config.module_config) if config.module_config else module
+    if not hasattr(config_module, "get_config"):
+        raise UsageError(f"{config_module.__name__} has no function get_config().")
+    return Run(
+        config=config,
+        module=module,
+        settings=apply_overrides(config_module.get_config(), config.overrides),
+        model_dir=pathlib.Path(config.model_dir).expanduser().absolute(),
+    )
+
+
+def _defaults(module: types.ModuleType, config: RunConfig) -> dict[str, Any]:
+    """Returns the model's default flags; those about its own data only if that data is used."""
+    names_data = any(name.endswith("_pattern") for name in config.given)
+    return getattr(module, "ALWAYS" if names_data else "DEFAULTS", {})
+
+
+def _on_few_batches(config: RunConfig) -> RunConfig:
+    changes = {}
+    for kind in ("valid", "eval", "pred"):
+        n = getattr(config, f"num_{kind}_examples")
+        limit = N_DRY_BATCHES * getattr(config, f"{kind}_batch_size")
+        changes[f"num_{kind}_examples"] = limit if n < 0 else min(n, limit)
+    return dataclasses.replace(config, **changes)
+
+
+@contextlib.contextmanager
+def remove_empty_dir_on_error(run: Run) -> Iterator[None]:
+    """Removes the new directory if the start fails before anything is written to it."""
+    path_and_parents = [run.model_dir, *run.model_dir.parents]
+    n_new = next(i for i, path in enumerate(path_and_parents) if path.exists())
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in path_and_parents[:n_new] if hosts.current().is_writer else ():
+                path.rmdir()
+        raise
+
+
+def choose_seed(run: Run) -> int:
+    """Creates the directory and returns the seed: from the flag, from `run.json`, or a new one.
+
+    A dry run only checks the directory.
+
+    Raises:
+        UsageError: If the directory cannot be created.
+    """
+
+    def choose() -> int:
+        with _writing(run.model_dir):
+            if run.config.dry_run:
+                _check_directory(run.model_dir)
+            else:
+                run.model_dir.mkdir(parents=True, exist_ok=True)
+        seed = run.config.random_seed
+        if seed is None:
+            seed = read_facts(run.model_dir).get("random_seed")
+        return random.SystemRandom().randrange(2**31) if seed is None else seed
+
+    return together.run_on_writer(hosts.current(), "choice of the seed", choose)
+
+
+@contextlib.contextmanager
+def _writing(model_dir: pathlib.Path) -> Iterator[None]:
+    """Turns an `OSError` into a `UsageError` that names the flag."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"--model_dir={model_dir} cannot be written: {error}.") from None
+
+
+def _check_directory(model_dir: pathlib.Path) -> None:
+    path = next(path for path in (model_dir, *model_dir.parents) if path.exists())
+    if not path.is_dir() or not os.access(path, os.W_OK):
+        raise OSError(f"{path} is not a writable directory")
+
+
+def start_training(
+    run: Run, seed: int, *, n_steps: int | None = None, scales: Mapping[str, float] | None = None
+) -> None:
+    """Writes `run.json` and removes the end mark.
+
+    Call it only when the start can no longer fail: a second trainer, or one with another seed,
+    must not change the files of the run.
+
+    Args:
+        run: The run.
+        seed: Its seed.
+        n_steps: The last step of the training, if known.
+        scales: The Amos scales, by parameter.
+
+    Raises:
+        UsageError: If the directory cannot be written.
+    """
+    if not hosts.current().is_writer:
+        return
+    facts = {**_facts(run, seed), "n_steps": n_steps, "scales": dict(scales or {})}
+    text = json.dumps(facts, indent=1, default=str)
+    with _writing(run.model_dir):
+        (run.model_dir / END_FILE).unlink(missing_ok=True)
+        durable.replace(run.model_dir / RUN_FILE, text.encode())
+
+
+def end_training(run: Run, step: int) -> None:
+    """Writes the end mark, which holds the last step for a waiting evaluator."""
+    if hosts.current().is_writer:
+        durable.replace(run.model_dir / END_FILE, json.dumps({"step": step}).encode())
+
+
+def _facts(run: Run, seed: int) -> dict[str, Any]:
+    flags = dataclasses.asdict(run.config)
+    settings = run.settings.to_dict() if hasattr(run.settings, "to_dict") else run.settings
+    if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
+        settings = dataclasses.asdict(settings)
+    return {
+        "random_seed": seed,
+        "command": sys.argv,
+        "model": run.module.__name__,
+        "settings": settings,
+        "flags": {name: value for name, value in flags.items() if name != "given"},
+        "versions": {
+            "tekoa": tekoa.__version__,
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+        },
+    }

@@ -1,0 +1,152 @@
+"""Writes checkpoints to files and reads them back."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from tekoa._aliases import accept_aliases
+from tekoa.core.state import Health, TrainState
+from tekoa.core.trees import PyTree
+from tekoa.loop.checkpoint import Checkpoint, as_summary
+from tekoa.loop.task import Restored
+from tekoa.store import errors, store
+from tekoa.store.commit import retention
+from tekoa.store.read import restore as restore_lib
+
+_FIELDS = {
+    "model_params": "params",
+    "model_state": "variables",
+    "optimizer_state": "opt_state",
+    "average": "average",
+    "carry": "carry",
+    "rng": "rng",
+    "sums": "sums",
+    "health": "health",
+}
+
+
+def items_of(state: TrainState) -> dict[str, PyTree]:
+    """Returns the parts of a state under the names by which they are stored."""
+    items = {item: getattr(state, field) for item, field in _FIELDS.items()}
+    return {**items, "step": state.step}
+
+
+def state_of(items: Mapping[str, PyTree]) -> TrainState:
+    """Creates a state from the items that `items_of` returns."""
+    fields = {field: items[item] for item, field in _FIELDS.items()}
+    fields["health"] = Health(*fields["health"])
+    return TrainState(**fields, step=items["step"])
+
+
+def save(
+    checkpoint_store: store.Store,
+    checkpoint: Checkpoint,
+    on_commit: Callable[[int], None] | None = None,
+) -> None:
+    """Starts storing a checkpoint in the background.
+
+    An existing step is left unchanged: a run killed after its commit repeats it.
+    """
+    checkpoint_store.save(
+        checkpoint.step,
+        items_of(checkpoint.state),
+        meta={"data_state": checkpoint.data_state, "facts": dict(checkpoint.facts)},
+        metrics=flat_metrics(checkpoint),
+        on_commit=on_commit,
+        exist_ok=True,
+    )
+
+
+class StoreWriter:
+    """A writer that stores checkpoints in the background."""
+
+    def __init__(self, checkpoint_store: store.Store):
+        self._store = checkpoint_store
+
+    def wait(self) -> None:
+        """Waits until all checkpoints are on disk."""
+        self._store.wait()
+
+    def close(self) -> None:
+        """Waits until all checkpoints are on disk, and releases the directory."""
+        self._store.close()
+
+
+class CheckpointFileWriter(StoreWriter):
+    """Stores checkpoints in the background; a step is stored completely or not at all.
+
+    Args:
+        directory: Directory of the steps; this process becomes its only writer. `output_dir=` is
+            an alias.
+        keep: Number of the newest steps to keep.
+        keep_every: If set, multiples of this step are kept as well.
+        format: "native", or "t5x" for steps that T5X can read too.
+    """
+
+    @accept_aliases(output_dir="directory")
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep: int = 1,
+        keep_every: int | None = None,
+        format: Literal["native", "t5x"] = "native",
+    ):
+        rules: list[retention.Rule] = [retention.KeepLast(keep)]
+        if keep_every is not None:
+            rules.append(retention.KeepEvery(keep_every))
+        super().__init__(store.Store(directory, keep=rules, format=format))
+
+    def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Starts storing a checkpoint; an existing step is left unchanged."""
+        self._store.poll()
+        save(self._store, checkpoint)
+        return checkpoint
+
+
+def flat_metrics(checkpoint: Checkpoint) -> dict[str, float]:
+    """Returns the metrics under joined names such as 'eval/loss'."""
+    metrics = as_summary(checkpoint).metrics
+    return {
+        f"{group}/{name}": float(value)
+        for group, values in metrics.items()
+        for name, value in values.items()
+    }
+
+
+class CheckpointFileReader:
+    """Initialises a `TrainLoop` from the newest valid checkpoint of a directory.
+
+    If the directory has no checkpoint, the loop starts from scratch.
+
+    Args:
+        directory: Directory of the steps. `input_dir=` and `dir=` are aliases.
+        target: The model to initialise from scratch: anything that `TrainLoop` accepts.
+        quarantine: Whether to quarantine newer damaged steps, if the directory is writable and
+            has no other writer; otherwise nothing is changed there.
+    """
+
+    @accept_aliases(input_dir="directory", dir="directory")
+    def __init__(self, directory: str | os.PathLike[str], target: Any, *, quarantine: bool = True):
+        self._directory = pathlib.Path(directory)
+        self._quarantine = quarantine
+        self.target = target
+
+    def restore(self, fresh: TrainState) -> Restored | None:
+        """Returns the saved state in the structure of a fresh one, or None if there is none."""
+        loaded = restore_lib.restore(self._directory, items_of(fresh))
+        if loaded is None:
+            return None
+        if loaded.skipped and self._quarantine and os.access(self._directory, os.W_OK):
+            with (
+                contextlib.suppress(errors.LeaseHeldError),
+                store.Store(self._directory, keep=()) as writable,
+            ):
+                loaded = writable.restore(items_of(fresh)) or loaded
+        return Restored(
+            state=state_of(loaded.items),
+            data_state=loaded.meta.get("data_state"),
+            facts=loaded.meta.get("facts", {}),
+        )

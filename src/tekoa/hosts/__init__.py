@@ -1,0 +1,5 @@
+"""Groups of processes that train together."""
+
+from tekoa import _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -1,0 +1,1 @@
+"""How the loops run steps: dispatch, roll-back, state hand-over."""

@@ -1,0 +1,81 @@
+"""The compiled programs of a loop: one step, several steps, the last before a checkpoint."""
+
+import dataclasses
+
+import jax
+
+from tekoa.core import nonfinite
+from tekoa.core.step import scan_steps
+from tekoa.loop.engine.dispatch import Dispatcher, StepsPerDispatch
+from tekoa.loop.engine.flat_state import FlatStep, Leaves, StateCodec
+from tekoa.loop.engine.rollback import Rollback
+from tekoa.loop.task import Options, Training
+from tekoa.sharding.placement import Placement
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Programs:
+    """What a `Runner` runs.
+
+    Attributes:
+        dispatcher: Runs the steps between two checkpoints.
+        last: Runs the last step before a checkpoint. It alone computes norms, which cost a
+            twentieth of a small step.
+        rollback: Verifies steps that run without a guard; None if all of them have one.
+    """
+
+    dispatcher: Dispatcher
+    last: FlatStep
+    rollback: Rollback | None = None
+
+
+def make_programs(
+    training: Training,
+    codec: StateCodec,
+    place: Placement,
+    *,
+    options: Options,
+    steps_per_dispatch: StepsPerDispatch,
+    keep_grads: bool,
+) -> Programs:
+    """Creates the programs; each is compiled when it first runs.
+
+    Args:
+        training: Creates the steps.
+        codec: Converts states to lists of arrays.
+        place: Where arrays are placed.
+        options: How the steps are made.
+        steps_per_dispatch: Steps per dispatch, or "auto".
+        keep_grads: Whether the last step before a checkpoint returns its gradients.
+    """
+    is_cpu = jax.default_backend() == "cpu"
+    # Elsewhere norms cost little, and a second program is a second, long compilation.
+    is_single_program = not keep_grads and not (is_cpu and place.layout is None)
+    # Elsewhere the guard costs little, and a second copy of the state may not fit.
+    has_rollback = is_cpu and options.on_nan in ("stop", "skip")
+
+    def flatten(options: Options) -> tuple[FlatStep, FlatStep]:
+        step = training.make_step(options)
+        return (
+            codec.flat_step(step, loss_only=not is_single_program),
+            codec.flat_step(scan_steps(step), loss_only=True),
+        )
+
+    unguarded = dataclasses.replace(options, on_nan="count") if has_rollback else options
+    dispatcher = Dispatcher(
+        *flatten(unguarded), steps_per_dispatch=steps_per_dispatch, jit=place.jit
+    )
+    last = dispatcher.one
+    if not is_single_program:
+        last = place.jit(codec.flat_step(training.make_step(options, keep_grads=keep_grads)))
+    if not has_rollback:
+        return Programs(dispatcher=dispatcher, last=last)
+
+    @jax.jit
+    def all_finite_since(before: Leaves, after: Leaves) -> jax.Array:
+        n_bad = codec.unflatten(before).health.n_bad
+        return nonfinite.all_finite_since(n_bad, codec.unflatten(after), options.on_nan)
+
+    one, many = map(place.jit, flatten(options))
+    rollback = Rollback({dispatcher.one: one, dispatcher.many: many}, all_finite_since)
+    return Programs(dispatcher=dispatcher, last=last, rollback=rollback)

@@ -1,0 +1,205 @@
+"""Runs steps up to a target: draws batches, keeps the device busy, owns the state."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tekoa.core import nonfinite
+from tekoa.core.state import Health, StepOutput, TrainState
+from tekoa.core.trees import PyTree
+from tekoa.loop.engine import lookahead
+from tekoa.loop.engine.dispatch import copy_leaves
+from tekoa.loop.engine.flat_state import FlatStep, Leaves, Outputs, StateCodec
+from tekoa.loop.engine.programs import Programs
+from tekoa.loop.feed import BatchFeed
+from tekoa.loop.task import StopRequest
+from tekoa.sharding.placement import Placement
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The steps between two checkpoints.
+
+    Attributes:
+        output: Output of the last step.
+        has_grads: Whether that step was the one that may return its gradients.
+        n_steps: How many steps ran.
+        batch: The last batch.
+    """
+
+    output: StepOutput
+    has_grads: bool
+    n_steps: int
+    batch: Any
+
+
+class Runner:
+    """Runs steps; each consumes the arrays of the state before it.
+
+    Args:
+        state: The state to start from; it is consumed.
+        codec: Converts it to the list of arrays that the steps use.
+        feed: The batches.
+        place: Where arrays are placed.
+        programs: The steps.
+
+    Attributes:
+        step: Completed steps, counted on the host: reading it from the state would wait.
+        is_exhausted: Whether the data has ended.
+        stop_flag: If not None, polled at every dispatch; once set, `advance` returns early.
+        before_dispatch: If not None, called before each dispatch with the completed steps.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        *,
+        codec: StateCodec,
+        feed: BatchFeed,
+        place: Placement,
+        programs: Programs,
+    ):
+        # A list with one entry, so that it can be replaced by a single operation; see `_run`.
+        self._current: list[tuple[Leaves, Outputs]] = [(codec.flatten(state), [])]
+        self._lookahead = lookahead.Lookahead()
+        self._is_held = False
+        self._compiled: set[FlatStep] = set()
+        self._codec, self._feed, self._place = codec, feed, place
+        self.stop_flag: StopRequest | None = None
+        self.before_dispatch: Callable[[int], object] | None = None
+        self._dispatcher, self._last = programs.dispatcher, programs.last
+        self._rollback = programs.rollback
+        self._queue: list[Any] = []
+        self.step = int(state.step)
+        self.is_exhausted = False
+        self._start = self.step, feed.state
+
+    @property
+    def state(self) -> TrainState:
+        """The current state; it stays valid, since the next step runs on a copy."""
+        self._verify_unguarded()
+        self._is_held = True
+        return self._codec.unflatten(self._current[0][0])
+
+    def reset_sums(self, empty: Callable[[PyTree], PyTree]) -> None:
+        """Empties the metrics accumulated in the state."""
+        state = self.state
+        if state.sums:
+            zeros = self._place.whole(empty(state.sums))
+            self._replace(state.replace(sums=zeros))
+
+    def roll_back(self) -> str:
+        """Returns to the last good state and its data position; returns a diagnosis."""
+        diagnosis = nonfinite.diagnosis(self.state)
+        state = self.state.replace(health=self._place.whole(Health.zero()))
+        self._replace(state)
+        self.step, self.is_exhausted = int(state.step), False
+        self._queue.clear()
+        start, position = self._start
+        self._feed.restore(position, then=self.step - start)
+        return diagnosis
+
+    def _replace(self, state: TrainState) -> None:
+        self._current[:] = [(self._codec.flatten(state), [])]
+
+    @property
+    def steps_per_dispatch(self) -> int | None:
+        """Steps per dispatch; None until the dispatcher has measured."""
+        return self._dispatcher.steps_per_dispatch
+
+    def choose_dispatch(self, segment: Segment) -> str | None:
+        """Lets the dispatcher choose if that is due; returns a line that reports the choice."""
+        if not self._dispatcher.is_choice_due(self.step, segment.n_steps):
+            return None
+        return self._dispatcher.choose(self._current[0][0], segment.batch, segment.n_steps)
+
+    def should_stop(self) -> bool:
+        """Whether a stop is requested."""
+        return self.stop_flag is not None and self.stop_flag.is_set()
+
+    def advance(self, target: int, origin: int = 0) -> Segment | None:
+        """Runs up to `target`, or less if the data ends or a stop is requested.
+
+        Args:
+            target: Completed steps at the end.
+            origin: The step from which groups of steps are counted.
+
+        Returns:
+            The steps that ran; None if the data had already ended.
+        """
+        start = self.step
+        self._start = start, self._feed.state
+        has_grads, batch = False, None
+        try:
+            # Batches in the queue are run even after a stop: the data position is behind them.
+            while self.step < target and (
+                self._queue or self.step == start or not self.should_stop()
+            ):
+                if self.before_dispatch is not None:
+                    self.before_dispatch(self.step)
+                group, is_last = self._next_group(target, origin)
+                if not group:
+                    break
+                batch, has_grads = group[-1], is_last
+                self._run(group, is_last)
+                self.step += len(group)
+        except BaseException:
+            self.step = int(self.state.step)  # An interrupt may have come in between.
+            raise
+        n_steps = self.step - start
+        if not n_steps:
+            return None
+        self._verify_unguarded()
+        output = self._codec.unflatten_output(self._current[0][1])
+        return Segment(output=output, has_grads=has_grads, n_steps=n_steps, batch=batch)
+
+    def _next_group(self, target: int, origin: int) -> tuple[list[Any], bool]:
+        """Returns the batches of the next dispatch, and whether it is the last one."""
+        # The last step before a checkpoint runs by itself: it may return its gradients.
+        n_left = target - self.step - 1
+        n = self._dispatcher.n_next(self.step - origin, n_left)
+        # One more than needed is drawn, to learn in time that the data has ended.
+        self._fill_queue(n if n_left < n or self.should_stop() else n + 1)
+        queue = self._queue
+        if self.is_exhausted and len(queue) <= n:
+            n = 1
+        group, self._queue = queue[:n], queue[n:]
+        return group, n_left == 0 or (self.is_exhausted and len(queue) == 1)
+
+    def _fill_queue(self, n: int) -> None:
+        while len(self._queue) < n and not self.is_exhausted:
+            try:
+                self._queue.append(self._place.batch(self._feed.next()))
+            except StopIteration:
+                self.is_exhausted = True
+
+    def _run(self, group: list[Any], is_last: bool) -> None:
+        run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
+        rollback = self._rollback
+        if rollback is not None and rollback.covers(run):
+            rollback.add(run, self._current[0][0], batch, is_held=self._is_held)
+        else:
+            self._verify_unguarded()
+        leaves = self._current[0][0]
+        # A step consumes its arrays. They are copied if someone holds them, or if the program is
+        # yet to be compiled: an interrupt during compilation must not lose them.
+        if self._is_held or run not in self._compiled:
+            leaves = copy_leaves(leaves)
+        # In one piece of C code: an interrupt between the call and an assignment would lose
+        # the new state, while the old one's arrays are gone already.
+        self._current[:] = map(run, [leaves], [batch])
+        self._is_held = False
+        self._compiled.add(run)
+        self._lookahead.sent(self._current[0][1][0])
+        if rollback is not None and rollback.is_due:
+            self._verify_unguarded()
+
+    def _verify_unguarded(self) -> None:
+        """Checks the unguarded steps since the last check; replays them if one met NaN or Inf."""
+        if self._rollback is None:
+            return
+        replayed = self._rollback.verify(self._current[0][0])
+        if replayed is not None:
+            self._current[:] = [replayed]
+            self._is_held = False
+        self._rollback.close()

@@ -1,0 +1,27 @@
+"""The metrics of training that every checkpoint carries, and so logs and TensorBoard show."""
+
+import jax
+
+from tekoa.core.state import TrainState
+from tekoa.loop.engine.runner import Segment
+from tekoa.loop.task import Training
+from tekoa.optim import rates as optim_rates
+
+
+def read_metrics(
+    segment: Segment, state: TrainState, training: Training
+) -> tuple[dict[str, dict[str, float]], int]:
+    """Waits for the device; returns the metrics of a segment and the number of bad steps.
+
+    Metrics are in the group "train"; learning rates that the optimizer reports, by parameter
+    group, are in "rates".
+    """
+    outputs = {name: getattr(segment.output, name) for name in training.reported}
+    outputs = {name: value for name, value in outputs.items() if value is not None}
+    rates = optim_rates.current_rates(state.opt_state)
+    outputs, rates, sums, n_bad = jax.device_get((outputs, rates, state.sums, state.health.n_bad))
+    train = {name: float(value) for name, value in outputs.items()}
+    metrics = {"train": {**train, **training.compute(sums)}}
+    if rates:
+        metrics["rates"] = {group: float(rate) for group, rate in rates.items()}
+    return metrics, int(n_bad)

@@ -1,0 +1,1 @@
+from tekoa.models.rnn_lm import RNNLM as RNNLM

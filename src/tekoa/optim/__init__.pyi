@@ -1,0 +1,16 @@
+from tekoa.core.rules import NoRuleError as NoRuleError
+from tekoa.core.rules import params_fn_from_assign_map as params_fn_from_assign_map
+from tekoa.optim import amos as amos
+from tekoa.optim import amos_helper as amos_helper
+from tekoa.optim import classic as classic
+from tekoa.optim import scales as scales
+from tekoa.optim import triples as triples
+from tekoa.optim.amos.transform import scale_by_amos as scale_by_amos
+from tekoa.optim.groups import mask as mask
+from tekoa.optim.groups import mask_by_name as mask_by_name
+from tekoa.optim.groups import param_groups as param_groups
+from tekoa.optim.rates import current_rates as current_rates
+from tekoa.optim.rates import rated as rated
+from tekoa.optim.scales.auto import amos_for as amos_for
+from tekoa.optim.triples.convert import from_triple as from_triple
+from tekoa.optim.triples.convert import to_triple as to_triple

@@ -1,0 +1,100 @@
+"""The table of scales: one row per parameter, printable, with the functions `amos` needs."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tekoa.core import messages, trees
+
+
+class UnknownParameterError(LookupError):
+    """A scale table has no row for a parameter."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScaleRow:
+    """The scale of one parameter."""
+
+    name: trees.Name
+    shape: tuple[int, ...]
+    eta: float  # The expected scale of its entries.
+    slot_shape: tuple[int, ...]  # Of the optimizer's slots: 1 along averaged axes.
+    reason: str  # Why eta has this value.
+    placed: bool = True  # Whether eta comes from a rule; otherwise it is the fallback.
+    eta_by_slice: np.ndarray | None = None  # If slices differ; broadcasts to the parameter.
+
+
+class ScaleTable:
+    """Scales and slot shapes of all parameters of a model, in the tree's order.
+
+    Iterates over its rows; `table['Dense_0/kernel']` is one row. `eta_fn` and `shape_fn` are
+    arguments of `amos`.
+
+    >>> row = ScaleRow(name=('dense', 'kernel'), shape=(4, 2), eta=0.5, slot_shape=(1, 2),
+    ...                reason='contracted over axes 0: 4 terms of rms 1')
+    >>> print(ScaleTable([row]))
+    name          shape   eta  slot    reason
+    dense/kernel  (4, 2)  0.5  (1, 2)  contracted over axes 0: 4 terms of rms 1
+    """
+
+    def __init__(self, rows: list[ScaleRow]):
+        self.rows = tuple(rows)
+        self._by_name = {"/".join(row.name): row for row in rows}
+
+    def __iter__(self) -> Iterator[ScaleRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str | trees.Name | int) -> ScaleRow:
+        if isinstance(name, int):
+            return self.rows[name]
+        joined = name if isinstance(name, str) else "/".join(name)
+        if joined not in self._by_name:
+            raise UnknownParameterError(
+                f"The scale table has no parameter {joined!r}."
+                f"{messages.did_you_mean(joined, self._by_name)} It has "
+                f"{messages.some_of(self._by_name)}. Find the scales of the same tree that the "
+                "optimizer is initialised with."
+            )
+        return self._by_name[joined]
+
+    @property
+    def unplaced(self) -> list[ScaleRow]:
+        """The rows whose scale is the fallback because no rule applied."""
+        return [row for row in self.rows if not row.placed]
+
+    def eta_fn(self, name: trees.Name, shape: tuple[int, ...]) -> Any:
+        """Returns the scale of a parameter: a number, or an array if its slices differ."""
+        row = self._row(name, shape)
+        return row.eta if row.eta_by_slice is None else row.eta_by_slice
+
+    def shape_fn(self, name: trees.Name, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of a parameter's slots."""
+        return self._row(name, shape).slot_shape
+
+    def _row(self, name: trees.Name, shape: tuple[int, ...]) -> ScaleRow:
+        row = self[tuple(name)]
+        if tuple(shape) != row.shape:
+            raise ValueError(
+                f"Parameter {'/'.join(name)!r} has shape {tuple(shape)}, but its scale was found "
+                f"for shape {row.shape}. Find the scales of the model that is trained."
+            )
+        return row
+
+    def __str__(self) -> str:
+        lines = [("name", "shape", "eta", "slot", "reason")]
+        for row in self.rows:
+            reason = row.reason if row.placed else f"NOT PLACED: {row.reason}"
+            cells = "/".join(row.name), str(row.shape), f"{row.eta:.3g}", str(row.slot_shape)
+            lines.append((*cells, reason))
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
+            for line in lines
+        )
+
+    __repr__ = __str__

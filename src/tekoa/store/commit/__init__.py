@@ -1,0 +1,1 @@
+"""How a step becomes visible on disk, and how it is removed."""

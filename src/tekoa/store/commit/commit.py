@@ -1,0 +1,150 @@
+"""Atomic changes to a directory of steps.
+
+A step is written under a temporary name, sealed with a manifest, synced, and renamed. It is
+removed by first renaming it out of sight. Both happen inside the lease's fence.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import pathlib
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tekoa import hosts
+from tekoa.store import errors
+from tekoa.store.commit import durable, fault_points, manifest, paths, together
+from tekoa.store.commit.lease import Lease
+
+_log = logging.getLogger("tekoa.store")
+
+
+def commit(
+    lease: Lease | None,
+    step: int,
+    write: Callable[[pathlib.Path], Iterable[str] | None],
+    *,
+    format: str,
+    facts: dict[str, Any] | None = None,
+    finish: Callable[[pathlib.Path], None] = lambda tmp: None,
+    group: hosts.Hosts | None = None,
+    what: str = "",
+) -> pathlib.Path:
+    """Writes a step and makes it visible, or leaves nothing behind.
+
+    All processes of the group call this; process 0 creates the directory and commits.
+
+    Args:
+        lease: The right to write in the directory; only process 0 has it.
+        step: The step number.
+        write: Called on every process with the temporary directory, to write its files. It may
+            return the paths of files that no other process touches; these are then
+            checksummed by the process that wrote them.
+        format: The format of the step, for the manifest.
+        facts: JSON values for the manifest.
+        finish: Called on process 0 with the directory, once all processes have written.
+        group: The processes that write; by default those of `hosts.current()`.
+        what: Describes the save, for messages.
+
+    Returns:
+        The directory of the committed step.
+
+    Raises:
+        errors.StoreError: If the step exists, the lease is lost, or another process failed.
+        OSError: If writing to disk fails.
+    """
+    group = group or hosts.current()
+    what = what or f"save of step {step}"
+    tmp: pathlib.Path | None = None
+
+    def write_part() -> dict[str, tuple[int, int]]:
+        assert tmp is not None
+        return durable.checksums(tmp, write(tmp) or (), sync=True)
+
+    def publish() -> str:
+        assert lease is not None
+        assert tmp is not None
+        finish(tmp)
+        checksums = {path: (n, crc) for part in parts for path, (n, crc) in part.items()}
+        fault_points.reach("before_manifest")
+        manifest.seal(tmp, step=step, format=format, facts=facts or {}, checksums=checksums)
+        return str(_rename(lease, tmp, step))
+
+    try:
+        begin = functools.partial(_begin, lease, step)
+        tmp = pathlib.Path(together.run_on_writer(group, f"{what}, start", begin))
+        parts = together.run_on_all(group, f"{what}, all parts written", write_part)
+        return pathlib.Path(together.run_on_writer(group, f"{what}, commit", publish))
+    except BaseException:
+        if tmp is not None and group.is_writer:
+            durable.remove(tmp)
+        raise
+
+
+def _begin(lease: Lease | None, step: int) -> str:
+    """Creates the temporary directory of a step."""
+    assert lease is not None
+    final = paths.step_dir(lease.directory, step)
+    if os.path.lexists(final):
+        raise errors.StoreError(f"{final} exists; a committed step is never overwritten.")
+    tmp = paths.new_dir(lease.directory, step, "tmp")
+    with lease.fence():
+        os.mkdir(tmp)
+    fault_points.reach("before_write")
+    return str(tmp)
+
+
+def _rename(lease: Lease, tmp: pathlib.Path, step: int) -> pathlib.Path:
+    """Makes a sealed step visible."""
+    final = paths.step_dir(lease.directory, step)
+    fault_points.reach("before_rename")
+    with lease.fence():
+        os.rename(tmp, final)
+    fault_points.reach("after_rename")
+    durable.fsync(lease.directory)
+    return final
+
+
+def remove(lease: Lease, step: int) -> None:
+    """Removes a step; readers see all of it or none of it.
+
+    Raises:
+        errors.FencedError: If the lease is lost.
+    """
+    trash = paths.new_dir(lease.directory, step, "trash")
+    fault_points.reach("before_gc")
+    with lease.fence(), contextlib.suppress(FileNotFoundError):
+        os.rename(paths.step_dir(lease.directory, step), trash)
+    durable.remove(trash, on_file=lambda: fault_points.reach("mid_gc"))
+
+
+def quarantine(lease: Lease, step: int) -> pathlib.Path:
+    """Renames a damaged step so that it no longer counts, and returns its new path."""
+    bad = paths.new_dir(lease.directory, step, "bad")
+    with lease.fence():
+        os.rename(paths.step_dir(lease.directory, step), bad)
+    durable.fsync(lease.directory)
+    return bad
+
+
+def sweep(lease: Lease) -> None:
+    """Removes temporary and half-deleted steps that dead writers left behind.
+
+    Only valid right after the lease was acquired, while this process writes nothing yet.
+    """
+    with lease.fence():
+        leftovers = [
+            path for kind in ("tmp", "trash") for path in paths.unfinished(lease.directory, kind)
+        ]
+        for path in leftovers:
+            durable.remove(path, on_file=lambda: fault_points.reach("mid_gc"))
+    if leftovers:
+        _log.warning("%s: removed %d unfinished steps", lease.directory, len(leftovers))
+
+
+def meta_hash(meta: dict[str, Any]) -> str:
+    """Returns a short hash of JSON values, for the manifest."""
+    return f"{zlib.crc32(json.dumps(meta, sort_keys=True).encode()):08x}"

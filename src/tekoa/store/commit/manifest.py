@@ -1,0 +1,139 @@
+"""The manifest of a committed step: every file with its size and checksum.
+
+`tekoa.manifest` is one line of JSON, followed by a line with the CRC-32 of the first, so that
+damage to the manifest itself is detected too. It is the last file written before the rename;
+a step that Tekoa wrote and that has no manifest was never committed.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tekoa.store import errors
+from tekoa.store.commit import durable, paths
+
+VERSION = 1
+Verify = Literal["none", "size", "full"]
+
+# In the file the format is called `layout`, and our own format is called 'tekoa'.
+_NATIVE, _NATIVE_ON_DISK = "native", "tekoa"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The files of a step.
+
+    Attributes:
+        step: Completed optimizer steps.
+        format: 'native' or 't5x'; steps written by later versions may have others.
+        files: Size and CRC-32 by path relative to the step.
+        facts: JSON values that identify the step, such as hashes.
+    """
+
+    step: int
+    format: str
+    files: dict[str, tuple[int, int]]
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def seal(
+    directory: pathlib.Path,
+    *,
+    step: int,
+    format: str,
+    facts: dict[str, Any],
+    checksums: Mapping[str, tuple[int, int]] | None = None,
+) -> Manifest:
+    """Checksums and syncs everything in `directory`, then writes its manifest.
+
+    Args:
+        directory: A step that is completely written, not yet renamed.
+        step: The step number.
+        format: The format of the step.
+        facts: See `Manifest.facts`.
+        checksums: Size and CRC-32 of files that were already checksummed and synced.
+
+    Returns:
+        The manifest as written.
+    """
+    checksums = checksums or {}
+    entries = list(durable.walk(directory))
+    folders = [path for path, is_dir in entries if is_dir]
+    remaining = [path for path, is_dir in entries if not is_dir and path not in checksums]
+    files = {**checksums, **durable.checksums(directory, remaining, sync=True)}
+    layout = _NATIVE_ON_DISK if format == _NATIVE else format
+    fields = {"step": step, "layout": layout, "files": files, "facts": facts}
+    body = json.dumps({"version": VERSION, **fields}).encode()
+    durable.write_new(directory / paths.MANIFEST, body + b"\n%08x\n" % zlib.crc32(body))
+    for folder in folders:
+        durable.fsync(directory / folder)
+    durable.fsync(directory)
+    return Manifest(step=step, format=format, files=files, facts=facts)
+
+
+def read(directory: str | os.PathLike[str]) -> Manifest:
+    """Reads the manifest of a step.
+
+    Raises:
+        FileNotFoundError: If the step has none; other programs write none.
+        errors.DamagedError: If it is truncated, altered or lists files outside the step.
+    """
+    path = pathlib.Path(directory) / paths.MANIFEST
+    body, _, tail = path.read_bytes().partition(b"\n")
+    if tail != b"%08x\n" % zlib.crc32(body):
+        raise errors.DamagedError(f"{path}: the manifest does not match its own checksum.")
+    try:
+        fields = json.loads(body)
+        version = fields.pop("version")
+        files = {str(p): (int(n), int(crc)) for p, (n, crc) in fields.pop("files").items()}
+        layout = fields.pop("layout")
+        format = _NATIVE if layout == _NATIVE_ON_DISK else layout
+        manifest = Manifest(files=files, format=format, **fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise errors.DamagedError(f"{path}: the manifest is unreadable: {error}.") from error
+    if version != VERSION:
+        raise errors.DamagedError(
+            f"{path}: the manifest has version {version}, this Tekoa reads {VERSION}. "
+            "Update Tekoa to read it."
+        )
+    for name in files:
+        if not paths.is_safe_path(name):
+            raise errors.UnsafeError(f"{path}: lists {name!r}, which is outside the step.")
+    return manifest
+
+
+def check(directory: str | os.PathLike[str], manifest: Manifest, verify: Verify) -> None:
+    """Compares the files of a step with its manifest.
+
+    Args:
+        directory: The step.
+        manifest: Its manifest.
+        verify: 'none' does nothing, 'size' compares file sizes, 'full' reads every byte.
+
+    Raises:
+        errors.DamagedError: At the first file that differs, naming it.
+    """
+    if verify not in ("none", "size", "full"):
+        raise ValueError(f"verify must be 'none', 'size' or 'full', got {verify!r}.")
+    if verify == "none":
+        return
+    directory = pathlib.Path(directory)
+    for name, (size, _) in manifest.files.items():
+        path = directory / name
+        try:
+            n_bytes = os.stat(path, follow_symlinks=False).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            raise errors.DamagedError(f"{path}: the file is missing.") from None
+        if n_bytes != size:
+            raise errors.DamagedError(f"{path}: has {n_bytes} bytes, the manifest says {size}.")
+    if verify == "size":
+        return
+    for name, size_and_crc in durable.checksums(directory, manifest.files).items():
+        if size_and_crc != manifest.files[name]:
+            raise errors.DamagedError(
+                f"{directory / name}: the checksum does not match the manifest."
+            )

@@ -1,0 +1,114 @@
+"""Names of steps and leaves on disk.
+
+Only `checkpoint_<step>` is a committed step. A step being written is named
+`checkpoint_<step>.tmp-<uuid>`, a quarantined one `checkpoint_<step>.bad-<uuid>`, and one
+being removed `.trash-<uuid>`.
+"""
+
+import functools
+import logging
+import os
+import pathlib
+import re
+import uuid
+from typing import Literal
+
+_log = logging.getLogger("tekoa.store")
+Kind = Literal["tmp", "bad", "trash"]
+
+# Files in a step: the list of its files, the index of its leaves, and T5X's msgpack file.
+MANIFEST = "tekoa.manifest"
+INDEX = "tekoa.json"
+T5X = "checkpoint"
+
+_STEP = re.compile(r"checkpoint_(0|[1-9][0-9]*)")
+_UNFINISHED = re.compile(r"checkpoint_[0-9]+\.(tmp|bad)-[0-9a-f]{32}|\.(trash)-[0-9a-f]{32}")
+
+
+def step_dir(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
+    """Returns the directory of a committed step.
+
+    Raises:
+        ValueError: If the step is negative.
+
+    >>> step_dir('run', 7).name
+    'checkpoint_7'
+    """
+    if step < 0:
+        raise ValueError(f"A step number cannot be negative, got {step}.")
+    return pathlib.Path(directory) / f"checkpoint_{step}"
+
+
+def parse_step(name: str) -> int | None:
+    """Returns the step number in the name of a committed step, or None.
+
+    >>> parse_step('checkpoint_7'), parse_step('checkpoint_7.tmp-12'), parse_step('checkpoint_07')
+    (7, None, None)
+    """
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def list_steps(directory: str | os.PathLike[str]) -> list[int]:
+    """Lists the steps in a directory by the names of its subdirectories, lowest first.
+
+    The list is empty if the directory does not exist. Files and dangling links are ignored.
+    """
+    steps = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                step = parse_step(entry.name)
+                if step is not None and entry.is_dir():
+                    steps.append(step)
+                elif step is not None:
+                    _warn_once(f"{entry.path}: ignored because it is not a directory.")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(steps)
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    _log.warning("%s", line)
+
+
+def unfinished(directory: str | os.PathLike[str], kind: Kind) -> list[pathlib.Path]:
+    """Lists this store's temporary, quarantined or half-deleted directories.
+
+    Temporary directories of other programs are not listed, because they are not ours to remove.
+    """
+    matches = {path: _UNFINISHED.fullmatch(path.name) for path in pathlib.Path(directory).iterdir()}
+    return sorted(path for path, match in matches.items() if match and kind in match.groups())
+
+
+def new_dir(directory: str | os.PathLike[str], step: int, kind: Kind) -> pathlib.Path:
+    """Returns a new unique path for a step that is written, quarantined or removed."""
+    prefix = "" if kind == "trash" else f"checkpoint_{step}"
+    return pathlib.Path(directory) / f"{prefix}.{kind}-{uuid.uuid4().hex}"
+
+
+def is_safe_path(path: str) -> bool:
+    """Returns whether a path read from a file stays inside the directory it is joined to.
+
+    >>> is_safe_path('a/b'), is_safe_path('/etc'), is_safe_path('a/../../b'), is_safe_path('')
+    (True, False, False, False)
+    """
+    parts = path.split("/")
+    return (
+        bool(path)
+        and "\0" not in path
+        and all(part not in ("", ".", "..") and len(part.encode()) <= 255 for part in parts)
+    )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def escape(part: str) -> str:
+    """Escapes one part of a leaf's name, so that names joined by '.' stay distinct.
+
+    >>> escape('a.b/c'), escape('')
+    ('a%2Eb%2Fc', '%')
+    """
+    if not part:
+        return "%"
+    return "".join(f"%{ord(c):02X}" if c in "%./\0" else c for c in part)

@@ -1,0 +1,74 @@
+"""The best value of a metric so far, kept in a file beside the checkpoints.
+
+The file holds one number as text. It is replaced atomically, and only after the checkpoint it
+belongs to is committed: a program killed in between finds the older score and evaluates that
+checkpoint again.
+"""
+
+import math
+import operator
+import os
+import pathlib
+from typing import Literal
+
+from tekoa import hosts
+from tekoa.store import errors
+from tekoa.store.commit import durable
+
+
+class BestScore:
+    """The best finite value of one metric over all runs of a program.
+
+    Args:
+        path: The file; it and its directory need not exist.
+        mode: Whether lower ('min') or higher ('max') values are better.
+
+    >>> import tempfile
+    >>> score = BestScore(tempfile.mkdtemp() + '/score', mode='max')
+    >>> score.is_better(0.0), score.record(0.0), score.is_better(math.nan), score.value
+    (True, None, False, 0.0)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, mode: Literal["min", "max"]):
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
+        self._path = pathlib.Path(path)
+        self._better = operator.lt if mode == "min" else operator.gt
+        self._value = self._read()
+
+    @property
+    def value(self) -> float | None:
+        """The best value so far, or None."""
+        return self._value
+
+    def is_better(self, value: float) -> bool:
+        """Returns whether `value` is finite and better than all previous values."""
+        value = float(value)
+        return math.isfinite(value) and (self._value is None or self._better(value, self._value))
+
+    def record(self, value: float) -> None:
+        """Stores `value` as the best; call it after the checkpoint is committed.
+
+        Raises:
+            ValueError: If it is not better.
+        """
+        if not self.is_better(value):
+            raise ValueError(f"{value!r} is not better than {self._value!r} in {self._path}.")
+        if hosts.current().is_writer:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            durable.replace(self._path, repr(float(value)).encode())
+        self._value = float(value)
+
+    def _read(self) -> float | None:
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            raise errors.DamagedError(
+                f"{self._path}: {text[:50]!r} is not a number. Write the best score so far into "
+                "this file, or delete it to start from scratch."
+            ) from None
+        return value if math.isfinite(value) else None

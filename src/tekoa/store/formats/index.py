@@ -1,0 +1,102 @@
+"""The index of a step: everything about it except the arrays themselves.
+
+It is stored as `tekoa.json`. The class names of NamedTuple nodes, such as optimizer states, are
+stored too, so that the state of a changed optimizer chain can be matched later.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tekoa.core import trees
+from tekoa.store import errors
+from tekoa.store.commit import paths
+from tekoa.store.formats.leaves import Leaf, Shardings, check_nesting, to_dtype
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Index:
+    """Everything known about a step without reading its arrays.
+
+    Attributes:
+        step: Completed optimizer steps.
+        leaves: Descriptions of the leaves, by name.
+        items: Names of all items, including those without leaves.
+        meta: The JSON values stored with the step.
+        metrics: The numbers that retention compares.
+        nodes: Class names of NamedTuple nodes, by node name; empty if unknown.
+    """
+
+    step: int
+    leaves: dict[trees.Name, Leaf]
+    items: list[str]
+    meta: dict[str, Any]
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    nodes: dict[trees.Name, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenStep:
+    """A step whose index has been read and whose arrays can be read.
+
+    Attributes:
+        index: The index, with Tekoa's item names.
+        read: Reads leaves as numpy arrays, or as jax arrays if they have a sharding.
+    """
+
+    index: Index
+    read: Callable[[Mapping[trees.Name, Leaf], Shardings], dict[trees.Name, Any]]
+
+
+def write_index(directory: pathlib.Path, index: Index) -> None:
+    """Writes the index of a step into its directory."""
+    body = {
+        "step": index.step,
+        "items": index.items,
+        "leaves": [
+            [list(leaf.name), list(leaf.shape), leaf.dtype, leaf.kind, leaf.detail]
+            for leaf in index.leaves.values()
+        ],
+        "nodes": [[list(name), kind] for name, kind in index.nodes.items()],
+        "meta": index.meta,
+        "metrics": index.metrics,
+    }
+    (directory / paths.INDEX).write_text(json.dumps(body))
+
+
+def read_index(directory: pathlib.Path) -> Index:
+    """Reads the index of a step.
+
+    Raises:
+        errors.DamagedError: If it is missing or unreadable.
+    """
+    path = directory / paths.INDEX
+    try:
+        body = json.loads(path.read_text())
+        leaves = [_parse_leaf(*fields) for fields in body["leaves"]]
+        index = Index(
+            step=body["step"],
+            leaves={leaf.name: leaf for leaf in leaves},
+            items=[str(item) for item in body["items"]],
+            meta=dict(body["meta"]),
+            metrics={str(name): float(value) for name, value in body["metrics"].items()},
+            nodes={tuple(map(str, name)): str(kind) for name, kind in body["nodes"]},
+        )
+        if type(index.step) is not int or index.step < 0:
+            raise ValueError(f"step {index.step!r}")
+        check_nesting(index.leaves)
+        return index
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise errors.DamagedError(f"{path}: the index is unreadable: {error!r}.") from error
+
+
+def _parse_leaf(name: Any, shape: Any, dtype: Any, kind: Any, detail: Any) -> Leaf:
+    is_name = isinstance(name, list) and name and all(isinstance(part, str) for part in name)
+    is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    is_kind = kind in ("array", "key", "python") and isinstance(detail, str)
+    if not (is_name and is_shape and is_kind and isinstance(dtype, str)):
+        raise ValueError(f"leaf {name!r}")
+    to_dtype(dtype)
+    return Leaf(name=tuple(name), shape=tuple(shape), dtype=dtype, kind=kind, detail=detail)

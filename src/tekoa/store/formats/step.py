@@ -1,0 +1,127 @@
+"""Opening and writing one step, whatever its format."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from tekoa import hosts
+from tekoa.core import trees
+from tekoa.store import errors
+from tekoa.store.commit import durable, manifest, paths
+from tekoa.store.formats import arrays_read, arrays_write
+from tekoa.store.formats.index import Index, OpenStep, read_index, write_index
+from tekoa.store.formats.t5x import step as t5x_step
+from tekoa.store.formats.t5x.tree import is_t5x
+
+Format = Literal["native", "t5x"]
+
+
+def open_step(
+    path: str | os.PathLike[str],
+    *,
+    verify: manifest.Verify = "full",
+    part: tuple[int, int] = (0, 1),
+) -> OpenStep:
+    """Opens one step, after checking its files against its manifest.
+
+    Args:
+        path: The directory of the step.
+        verify: How thoroughly to check the files.
+        part: (index, count): check only every count-th file, starting with file `index`.
+
+    Raises:
+        errors.DamagedError: If it is incomplete, or not a checkpoint at all.
+    """
+    path = pathlib.Path(path)
+    for name, _ in durable.walk(path):
+        if (path / name).is_symlink():
+            raise errors.UnsafeError(f"{path / name}: is a link; links are not followed.")
+    format = "t5x"
+    try:
+        sealed = manifest.read(path)
+        files = dict(list(sealed.files.items())[part[0] :: part[1]])
+        manifest.check(path, dataclasses.replace(sealed, files=files), verify)
+        format = sealed.format
+        if paths.parse_step(path.name) not in (None, sealed.step):
+            raise errors.DamagedError(f"{path}: contains step {sealed.step}; it was renamed.")
+    except FileNotFoundError:
+        # Other programs write T5X steps without a manifest; all other steps must have one.
+        if not is_t5x(path) or (path / paths.INDEX).exists():
+            raise errors.DamagedError(
+                f"{path}: has no manifest, so Tekoa did not commit it, and is not in T5X's format."
+            ) from None
+    if format == "t5x":
+        return t5x_step.open_step(path)
+    if format == "native":
+        return OpenStep(index=read_index(path), read=functools.partial(arrays_read.read, path))
+    raise errors.DamagedError(f"{path}: has the unknown format {format!r}. Update Tekoa.")
+
+
+def find(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
+    """Returns the directory of an existing step.
+
+    Raises:
+        errors.StoreError: If it does not exist; lists the steps that do.
+    """
+    path = paths.step_dir(directory, step)
+    if not path.is_dir():
+        raise errors.StoreError(
+            f"{directory}: has no step {step}. Existing steps: {paths.list_steps(directory)}."
+        )
+    return path
+
+
+def is_step(path: pathlib.Path) -> bool:
+    """Returns whether `path` is one step rather than a directory of steps."""
+    return (path / paths.MANIFEST).exists() or is_t5x(path)
+
+
+def is_committed(path: pathlib.Path) -> bool:
+    """Returns whether a directory is a committed step, by its manifest, or written by T5X."""
+    try:
+        return manifest.read(path).step == paths.parse_step(path.name)
+    except FileNotFoundError:
+        return is_t5x(path) and not (path / paths.INDEX).exists()
+    except (errors.DamagedError, OSError):
+        return False
+
+
+def write_step(
+    directory: pathlib.Path,
+    index: Index,
+    values: Mapping[trees.Name, Any],
+    *,
+    format: Format,
+    axes: Mapping[str, Any],
+) -> Iterable[str]:
+    """Writes this process's files of a step.
+
+    `finish_step` must follow on one process, once all processes have written.
+
+    Args:
+        directory: The temporary directory of the step.
+        index: The index of the step.
+        values: Arrays by name.
+        format: 'native' or 't5x'.
+        axes: For 't5x': by item, a tree of axes as for `t5x.write`.
+
+    Returns:
+        The files that no other process touches.
+    """
+    group = hosts.current()
+    if format == "native":
+        arrays_write.write(directory, values)
+        return arrays_write.own_files(directory, group.index)
+    if group.is_writer:
+        t5x_step.write(directory, index, values, axes)
+    return ()
+
+
+def finish_step(directory: pathlib.Path, index: Index, *, format: Format) -> None:
+    """Writes the files that a step has once, however many processes wrote its arrays."""
+    if format == "native":
+        arrays_write.merge(directory)
+        write_index(directory, index)

@@ -1,0 +1,1 @@
+"""Steps that T5X reads and writes."""

@@ -1,0 +1,218 @@
+"""The T5X checkpoint format, version 3, read and written without T5X.
+
+A step is a directory with a msgpack file named `checkpoint` that contains the tree: small
+arrays directly, and a spec for each array that is stored beside it as zarr. An array is stored
+as zarr if and only if it has axes.
+"""
+
+import functools
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tekoa import hosts
+from tekoa.core import trees
+from tekoa.store import errors
+from tekoa.store.commit import commit, manifest, paths
+from tekoa.store.commit.lease import held
+from tekoa.store.formats import arrays_read, leaves
+from tekoa.store.formats.t5x import msgpack, zarr
+
+_VERSION = 3
+_MAX_NAME_BYTES = 200
+_LEAVES = (np.ndarray, np.generic, int, float, complex, str)
+
+
+def read(path: str | os.PathLike[str], *, step: int | None = None) -> dict[str, Any]:
+    """Reads a T5X checkpoint with T5X's own names.
+
+    Args:
+        path: A directory of steps, the directory of one step, or its msgpack file.
+        step: The step to read from a directory of steps; by default the newest.
+
+    Returns:
+        Nested dicts of numpy arrays (bfloat16 from ml_dtypes), with the keys `target`,
+        `state` and possibly `flax_mutables`.
+
+    Raises:
+        errors.UnsafeError: If it refers to anything outside its directory.
+        errors.DamagedError: If it is incomplete or not in this format.
+    """
+    directory = find(path, step)
+    if (directory / paths.MANIFEST).exists():
+        manifest.check(directory, manifest.read(directory), "full")
+    return resolve(directory, read_tree(directory))
+
+
+def write(
+    directory: str | os.PathLike[str], step: int, tree: trees.PyTree, *, axes: Any = None
+) -> pathlib.Path:
+    """Writes a T5X checkpoint, committed in the same way as native ones.
+
+    Args:
+        directory: The directory of steps.
+        step: The step number; an existing step is not overwritten.
+        tree: The state as T5X names it: `target`, `state` with `step` and `param_states`,
+            `flax_mutables`. Nothing is cast.
+        axes: A tree with the same names. Leaves without axes, or with None, are stored in the
+            msgpack file, all others as zarr.
+
+    Returns:
+        The directory of the step.
+
+    Raises:
+        ValueError: If two leaves would share a directory, or a name is not allowed.
+    """
+    write_files = functools.partial(write_tree, state=to_state(tree), axes=axes)
+    # One process writes alone, even in a program of several.
+    with held(directory) as lease:
+        return commit.commit(lease, step, write_files, format="t5x", group=hosts.Hosts())
+
+
+def is_t5x(path: pathlib.Path) -> bool:
+    """Returns whether a directory is a step in this format.
+
+    Orbax and TensorFlow also write files named `checkpoint`; those are not T5X's.
+    """
+    file = path / paths.T5X
+    if not file.is_file() or (path / "_METADATA").exists():
+        return False
+    with open(file, "rb") as opened:
+        return opened.read(21) != b"model_checkpoint_path"
+
+
+def find(path: str | os.PathLike[str], step: int | None = None) -> pathlib.Path:
+    """Returns the directory of the step that `read` would read."""
+    path = pathlib.Path(path).absolute()
+    if path.is_file() and path.name == paths.T5X:
+        path = path.parent
+    if is_t5x(path):
+        return path
+    steps = [n for n in paths.list_steps(path) if is_t5x(paths.step_dir(path, n))]
+    if not steps or (step is not None and step not in steps):
+        which = "" if step is None else f" of step {step}"
+        raise errors.StoreError(
+            f"{path}: contains no T5X checkpoint{which}. Steps in this format: {steps}."
+        )
+    return paths.step_dir(path, steps[-1] if step is None else step)
+
+
+def read_tree(directory: pathlib.Path) -> dict[str, Any]:
+    """Reads the tree of a step; leaves that are zarr arrays become `zarr.Spec`s.
+
+    Raises:
+        errors.DamagedError: See `read`.
+    """
+    file = directory / paths.T5X
+    if file.is_symlink():
+        raise errors.UnsafeError(f"{file}: is a link; links are not followed.")
+    body = msgpack.unpack(file.read_bytes(), str(file))
+    if not isinstance(body, dict) or not isinstance(body.get("optimizer"), dict):
+        raise errors.DamagedError(f"{file}: is not a T5X checkpoint; it has no 'optimizer'.")
+    version = body.get("version", 0)
+    if not isinstance(version, int) or version < 2:
+        raise errors.DamagedError(
+            f"{file}: has version {version!r}; only 2 and later are supported."
+        )
+    return _parse(body["optimizer"], (), file, set())
+
+
+def _parse(node: Any, name: trees.Name, file: pathlib.Path, directories: set[str]) -> Any:
+    where = f"{file}: leaf {'/'.join(name)!r}"
+    if not isinstance(node, dict):
+        if node is not None and not isinstance(node, _LEAVES):
+            raise errors.DamagedError(f"{where}: is a {type(node).__name__}.")
+        return node
+    if not zarr.is_spec(node):
+        if not all(isinstance(key, str) for key in node):
+            raise errors.DamagedError(f"{where}: has keys that are not strings.")
+        return {key: _parse(child, (*name, key), file, directories) for key, child in node.items()}
+    spec = zarr.parse_spec(node, where)
+    if spec.path in directories:
+        raise errors.UnsafeError(
+            f"{where}: shares the directory {spec.path!r} with another leaf; one of them was "
+            "overwritten when the checkpoint was written."
+        )
+    directories.add(spec.path)
+    return spec
+
+
+def resolve(directory: pathlib.Path, tree: Any) -> Any:
+    """Reads all zarr arrays of a tree, in parallel."""
+
+    def start(leaf: Any) -> Any:
+        is_array = isinstance(leaf, zarr.Spec)
+        return leaf, zarr.open_array(directory, leaf).read() if is_array else None
+
+    def finish(started: tuple[Any, Any]) -> Any:
+        leaf, future = started
+        return leaf if future is None else arrays_read.finish(future, str(directory / leaf.path))
+
+    return msgpack.map_dicts(finish, msgpack.map_dicts(start, tree))
+
+
+def to_state(tree: trees.PyTree) -> Any:
+    """Converts any tree to nested dicts with string keys and numpy leaves.
+
+    Lists and tuples become dicts with the keys '0', '1' ..., NamedTuples dicts of their fields.
+    Numbers become arrays, because T5X cannot load bare numbers.
+    """
+    if tree is None or isinstance(tree, str):
+        return tree
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        return np.asarray(tree, np.int32 if abs(tree) < 2**31 else np.int64)
+    if isinstance(tree, bool | float | complex):
+        return np.asarray(tree)
+    children = leaves.children(tree)
+    if children is not None:
+        return {name: to_state(child) for name, child in children.items()}
+    if hasattr(tree, "dtype"):
+        described = leaves.describe((), tree)
+        return None if described is None else np.asarray(described[1])
+    flat = leaves.flatten({"": tree})
+    if list(flat) == [("",)]:
+        return to_state(flat["",])
+    return to_state(trees.nest({name[1:]: leaf for name, leaf in flat.items()}))
+
+
+def write_tree(directory: pathlib.Path, state: dict[str, Any], axes: Any = None) -> None:
+    """Writes the files of a step into a directory; see `write`."""
+    arrays: dict[str, tuple[dict[str, Any], np.ndarray]] = {}
+    body = _replace_by_specs(state, axes, (), arrays)
+    writing = [zarr.write(directory, spec, array) for spec, array in arrays.values()]
+    for future in writing:
+        future.result()
+    data = msgpack.pack({"version": _VERSION, "optimizer": body})
+    (directory / paths.T5X).write_bytes(data)
+
+
+def _replace_by_specs(
+    node: Any,
+    axes: Any,
+    name: trees.Name,
+    arrays: dict[str, tuple[dict[str, Any], np.ndarray]],
+) -> Any:
+    """Replaces the arrays that are stored as zarr by their specs, and collects both."""
+    if isinstance(node, dict):
+        for key in node:
+            if "/" in key or not paths.is_safe_path(key):
+                raise ValueError(f"Key {key!r} of {'/'.join(name)!r} is not allowed in T5X.")
+        child_axes = leaves.children(axes) or {}
+        return {
+            key: _replace_by_specs(child, child_axes.get(key), (*name, key), arrays)
+            for key, child in node.items()
+        }
+    if axes is None or not isinstance(node, np.ndarray) or not node.size:
+        return node
+    path = ".".join(name)
+    if path in arrays:
+        raise ValueError(
+            f"Leaf {'/'.join(name)!r} and another would both be stored in {path!r}. Rename one: "
+            "T5X cannot distinguish 'a.b' from a/b."
+        )
+    if len(path.encode()) > _MAX_NAME_BYTES:
+        raise ValueError(f"The name of leaf {'/'.join(name)!r} is too long for a directory.")
+    arrays[path] = (zarr.make_spec(path, node), node)
+    return arrays[path][0]

@@ -1,0 +1,1 @@
+"""Reading steps: restore, load, inspect."""

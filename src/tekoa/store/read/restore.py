@@ -1,0 +1,223 @@
+"""Restores stored leaves into target trees: same names, shapes and dtypes, or an error."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from tekoa import hosts
+from tekoa.core import trees
+from tekoa.sharding import placement
+from tekoa.store import errors
+from tekoa.store.commit import manifest, paths, together
+from tekoa.store.formats.index import Index
+from tekoa.store.formats.leaves import Leaf, describe, flatten, is_function
+from tekoa.store.formats.step import OpenStep, find, open_step
+from tekoa.store.read import newest
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedStep:
+    """A step restored from disk.
+
+    Attributes:
+        step: Completed optimizer steps.
+        items: Trees with the structure of the targets, by item.
+        meta: The JSON values stored with the step.
+        metrics: The numbers that retention compares.
+        skipped: Newer steps that are damaged.
+    """
+
+    step: int
+    items: dict[str, Any]
+    meta: dict[str, Any]
+    metrics: dict[str, float]
+    skipped: list[newest.SkippedStep] = dataclasses.field(default_factory=list)
+
+
+def restore(
+    directory: str | os.PathLike[str],
+    targets: Mapping[str, trees.PyTree],
+    *,
+    step: int | None = None,
+    verify: manifest.Verify = "full",
+    cast: bool = False,
+) -> LoadedStep | None:
+    """Restores the newest valid step of a directory, without changing anything there.
+
+    With several processes, all restore the same step; each verifies a share of the files and
+    reads its own shards.
+
+    Args:
+        directory: A directory of steps.
+        targets: Trees by item name, of arrays or `jax.ShapeDtypeStruct`s, with the structure,
+            shapes, dtypes and shardings of the result. Other items are not read.
+        step: Restore this step only; by default the newest valid one.
+        verify: How thoroughly to check a step before using it.
+        cast: Convert numbers to the target's dtype if it differs.
+
+    Returns:
+        The restored trees, or None if the directory has no step at all.
+
+    Raises:
+        errors.MismatchError: If the checkpoint does not match the targets; lists all
+            differences.
+        errors.NothingUsableError: If there are steps, but all are damaged.
+        errors.DamagedError: If the requested step is damaged.
+    """
+    if step is not None:
+        return restore_step(open_step(find(directory, step), verify=verify), targets, cast=cast)
+
+    def list_steps(directory: str | os.PathLike[str]) -> list[int]:
+        return hosts.current().broadcast("list of the steps", paths.list_steps(directory))
+
+    def use(path: pathlib.Path) -> LoadedStep:
+        opened = open_together(path, verify=verify)
+        read = functools.partial(restore_step, opened, targets, cast=cast)
+        return _run_on_all(f"reading of {path.name}", read)
+
+    valid = newest.newest_valid(directory, use, list_steps=list_steps)
+    return valid and dataclasses.replace(valid.value, skipped=valid.skipped)
+
+
+def open_together(path: str | os.PathLike[str], *, verify: manifest.Verify = "full") -> OpenStep:
+    """Opens a step on all processes of the group; each verifies a share of its files.
+
+    Args:
+        path: The directory of the step; the same step on all.
+        verify: How thoroughly to check it.
+
+    Raises:
+        errors.DamagedError: On all processes, if one of them found damage.
+    """
+    part = (hosts.current().index, hosts.current().count)
+    check = functools.partial(open_step, path, verify=verify, part=part)
+    return _run_on_all(f"check of {pathlib.Path(path).name}", check)
+
+
+def _run_on_all(what: str, work: Callable[[], T]) -> T:
+    """Runs `work` on every process and returns the result of this one, which need not be JSON."""
+    results: list[T] = []
+    together.run_on_all(hosts.current(), what, lambda: results.append(work()))
+    return results[0]
+
+
+def restore_step(
+    source: OpenStep, targets: Mapping[str, trees.PyTree], *, cast: bool = False
+) -> LoadedStep:
+    """Restores from one opened step; see `restore`."""
+    index = source.index
+    flat = {name: leaf for name, leaf in flatten(targets).items() if not is_function(leaf)}
+    differences = _differences(index, targets, flat, cast=cast)
+    if differences:
+        raise errors.MismatchError(
+            f"Step {index.step} does not match the targets: {len(differences)} differences.\n  "
+            + "\n  ".join(differences)
+            + "\nUse the model and optimizer it was saved with. `warm_start` loads only matching "
+            "parameters, `migrate` only matching parts of an optimizer state.",
+            differences,
+        )
+    stored = {name: index.leaves[name] for name in flat}
+    # Leaves to be cast are read completely: the shards on disk have the other dtype.
+    shardings = {
+        name: leaf.sharding
+        for name, leaf in flat.items()
+        if _is_spread(leaf) and stored[name].dtype == leaf.dtype.name
+    }
+    values = _place(source.read(stored, shardings), stored, flat)
+    items = {
+        item: trees.map_named(lambda name, leaf, item=item: values.get((item, *name), leaf), tree)
+        for item, tree in targets.items()
+    }
+    return LoadedStep(step=index.step, items=items, meta=index.meta, metrics=index.metrics)
+
+
+def _differences(
+    index: Index,
+    targets: Mapping[str, trees.PyTree],
+    flat: Mapping[trees.Name, Any],
+    *,
+    cast: bool,
+) -> list[str]:
+    lines = []
+    # An item without leaves, such as the state of a stateless optimizer, may be missing.
+    for item in dict.fromkeys(name[0] for name in flat):
+        if item not in index.items:
+            lines.append(f"{item}: the checkpoint has no such item, only {sorted(index.items)}")
+    for name, target in flat.items():
+        if name[0] not in index.items:
+            continue
+        expected = _expected_leaf(name, target)
+        stored = index.leaves.get(name)
+        if stored is None:
+            lines.append(f"{'/'.join(name)}: missing in the checkpoint, expected {expected}")
+        elif (
+            (stored.kind == "key") != (expected.kind == "key")
+            or (stored.kind == "key" and stored.detail != expected.detail)
+            or stored.shape != expected.shape
+            or (stored.dtype != expected.dtype and not (cast and stored.kind != "key"))
+        ):
+            lines.append(f"{'/'.join(name)}: stored as {stored}, expected {expected}")
+    for name, stored in index.leaves.items():
+        if name[0] in targets and name not in flat:
+            lines.append(f"{'/'.join(name)}: only in the checkpoint, {stored}")
+    return lines
+
+
+def _expected_leaf(name: trees.Name, target: Any) -> Leaf:
+    """Describes the stored leaf that would match a target leaf, which may be abstract."""
+    is_abstract = isinstance(target, jax.ShapeDtypeStruct)
+    if is_abstract and not trees.is_key(target):
+        return Leaf(name=name, shape=target.shape, dtype=target.dtype.name)
+    described: list[Any] = []
+    if is_abstract:
+        # Only a traced key has an implementation and the shape of its data.
+        jax.eval_shape(lambda key: described.append(describe(name, key)), target)
+    else:
+        described.append(describe(name, target))
+    return described[0][0]
+
+
+def _is_spread(target: Any) -> bool:
+    """Returns whether a target is on several devices, so that it is read shard by shard."""
+    sharding = getattr(target, "sharding", None)
+    return sharding is not None and not trees.is_key(target) and len(sharding.device_set) > 1
+
+
+def _place(
+    values: Mapping[trees.Name, Any],
+    stored: Mapping[trees.Name, Leaf],
+    flat: Mapping[trees.Name, Any],
+) -> dict[trees.Name, Any]:
+    """Converts the values read to the kinds of the target leaves, on their devices."""
+    placed = {name: _convert(values[name], stored[name], flat[name]) for name in flat}
+    shardings = {
+        name: getattr(target, "sharding", None)
+        for name, target in flat.items()
+        if isinstance(target, jax.Array | jax.ShapeDtypeStruct)
+    }
+    on_devices = placement.put([placed[name] for name in shardings], list(shardings.values()))
+    for name, value in zip(shardings, on_devices, strict=True):
+        if value.dtype != flat[name].dtype:
+            raise errors.MismatchError(
+                f"{'/'.join(name)}: this JAX converts {flat[name].dtype} to {value.dtype}. "
+                "Set jax_enable_x64 to restore 64-bit values."
+            )
+        placed[name] = value
+    return placed
+
+
+def _convert(value: Any, stored: Leaf, target: Any) -> Any:
+    """Converts a value read to the kind and dtype of a target leaf."""
+    if stored.kind == "key":
+        return jax.random.wrap_key_data(value, impl=stored.detail)
+    if isinstance(target, bool | int | float | complex) and not isinstance(target, np.generic):
+        return type(target)(np.asarray(value).item())
+    return value if value.dtype == target.dtype else np.asarray(value).astype(target.dtype)

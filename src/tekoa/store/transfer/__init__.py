@@ -1,0 +1,1 @@
+"""Moving checkpoints between runs: warm start, migration, copies."""

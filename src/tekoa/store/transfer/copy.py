@@ -1,0 +1,111 @@
+"""Copies of a step in another directory, unchanged or in another format."""
+
+import os
+import pathlib
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tekoa import hosts
+from tekoa.store.commit import commit, durable, paths, retention
+from tekoa.store.commit.lease import acquire, held
+from tekoa.store.formats.step import Format, finish_step, is_committed, open_step, write_step
+from tekoa.store.read.load import open_newest
+
+
+def copy_step(
+    path: str | os.PathLike[str], directory: str | os.PathLike[str], *, keep: int
+) -> pathlib.Path:
+    """Commits a byte-for-byte copy of a step in another directory.
+
+    One process copies alone, even in a program of several.
+
+    Args:
+        path: The directory of the step; it is verified first.
+        directory: The directory of steps for the copy; created if needed.
+        keep: How many of the newest copies to keep there.
+
+    Returns:
+        The directory of the copy, which may have existed before.
+
+    Raises:
+        errors.DamagedError: If the step is incomplete.
+        errors.LeaseHeldError: If another process is writing to the directory.
+    """
+    source = pathlib.Path(path)
+    index = open_step(source).index
+    lease, is_new = acquire(directory)
+    try:
+        if is_new:
+            commit.sweep(lease)
+        if index.step not in paths.list_steps(lease.directory):
+            commit.commit(
+                lease,
+                index.step,
+                lambda tmp: _copy_files(source, tmp),
+                format="t5x" if (source / paths.T5X).is_file() else "native",
+                facts={"meta_hash": commit.meta_hash(index.meta)},
+                group=hosts.Hosts(),
+            )
+        steps = paths.list_steps(lease.directory)
+        metrics = {n: {} for n in steps if is_committed(paths.step_dir(lease.directory, n))}
+        rules = [retention.KeepLast(keep)]
+        for n in retention.to_remove(rules, metrics, lease.directory, committed=index.step):
+            commit.remove(lease, n)
+    finally:
+        lease.release()
+    return paths.step_dir(directory, index.step)
+
+
+def _copy_files(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies everything but the manifest; the commit writes a new one."""
+    for path, is_dir in durable.walk(source):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        if is_dir:
+            (target / path).mkdir(exist_ok=True)
+        elif path != paths.MANIFEST:
+            shutil.copyfile(source / path, target / path)
+
+
+def convert(
+    source: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    format: Format,
+    step: int | None = None,
+    axes: Mapping[str, Any] | None = None,
+) -> pathlib.Path:
+    """Writes a checkpoint into another directory, in the requested format.
+
+    One process converts alone, even in a program of several.
+
+    Args:
+        source: A path as for `load`.
+        directory: The directory of steps for the result; created if needed.
+        format: 'native' or 't5x'.
+        step: The step to convert; by default the newest valid one.
+        axes: For 't5x': by item, a tree of axes as for `t5x.write`.
+
+    Returns:
+        The directory of the new step. Values, dtypes, names and meta are the same.
+
+    Raises:
+        errors.StoreError: If there is no usable source, or the step already exists.
+    """
+    opened = open_newest(source, step=step)
+    index = opened.index
+    values = opened.read(index.leaves, {})
+
+    def write(tmp: pathlib.Path) -> Iterable[str]:
+        return write_step(tmp, index, values, format=format, axes=axes or {})
+
+    with held(directory) as lease:
+        return commit.commit(
+            lease,
+            index.step,
+            write,
+            finish=lambda tmp: finish_step(tmp, index, format=format),
+            format=format,
+            facts={"meta_hash": commit.meta_hash(index.meta)},
+            group=hosts.Hosts(),
+        )

@@ -1,0 +1,181 @@
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import tekoa as tekoa_lib
+from tekoa import store
+from tekoa.estimator.cli import flags, main
+
+
+def tekoa(*arguments, cwd=None, timeout=120):
+    return subprocess.run(
+        [sys.executable, "-m", "tekoa", *arguments],
+        cwd=cwd,
+        timeout=timeout,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--help"], 0, ["eval_wait", "--model_dir", "--save_high", "Exit codes:"]),
+        (["train", "--help"], 0, ["Usage: tekoa train MODEL [--flags]", "--mesh"]),
+        (["launch", "--help"], 0, ["Usage: tekoa launch --processes=N", "--grace"]),
+        (["trian", "mnist"], 2, ["Unknown command 'trian'. Did you mean 'train'?"]),
+        (["train", "--max_train_step=3"], 2, ["Did you mean '--max_train_steps'"]),
+        (["train", "mnist", "lstm_lm"], 2, ["train accepts one model, got 'mnist lstm_lm'."]),
+        (["inspect"], 2, ["inspect needs a directory. Usage: tekoa inspect DIR"]),
+        (["page", "a", "b"], 2, ["got 'a b'. Usage: tekoa page DIR [--out=FILE]"]),
+        (["models", "mnist"], 2, ["models needs no arguments, got 'mnist'."]),
+        (["convert", "a"], 2, ["Usage: tekoa convert SRC DST --to=native|t5x"]),
+        (["--noprogress", "launch", "train"], 2, ["launch must be the first argument."]),
+        (["--model_dir=x"], 2, ["No command given.", "--train_pattern"]),
+    ],
+    ids=str,
+)
+def test_help_and_usage_errors_need_no_jax(arguments, code, words):
+    program = (
+        "import sys; from tekoa.estimator.cli import main; code = main.main(sys.argv[1:]);"
+        "assert 'jax' not in sys.modules; sys.exit(code)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, *arguments], check=False, text=True, capture_output=True
+    )
+    assert shown.returncode == code, shown.stderr
+    for word in words:
+        assert word in (shown.stderr if code else shown.stdout)
+
+
+def test_functions_of_all_commands_exist():
+    for command in main.COMMANDS:
+        assert callable(command.load())
+
+
+@pytest.mark.parametrize(
+    ("command", "has", "lacks"),
+    [
+        ("train", "--mesh", "--save_high"),
+        ("eval_wait", "--save_high", "--train_epochs"),
+        ("predict", "--pred_output", "--save_high"),
+        ("scales", "--train_pattern", "--mesh"),
+        ("page", "--out", "--train_pattern"),
+    ],
+)
+def test_help_of_a_command_shows_only_its_flags(command, has, lacks, capsys):
+    assert main.main([command, "--help"]) == 0
+    words = capsys.readouterr().out.split()
+    assert has in words
+    assert lacks not in words
+
+
+@pytest.mark.slow
+def test_second_trainer_is_refused(tmp_path):
+    with store.Store(tmp_path):
+        shown = tekoa("train", "mnist", f"--model_dir={tmp_path}", "--max_train_steps=1")
+    assert shown.returncode == 73
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.slow
+def test_run_stopped_by_a_signal_resumes_to_the_same_bits(tmp_path):
+    command = [
+        "train",
+        "mnist",
+        "--max_train_steps=150",
+        "--check_every_steps=25",
+        "--random_seed=1",
+        "--noprogress",
+        "--steps_per_dispatch=1",
+    ]
+    assert tekoa(*command, "--model_dir=whole", cwd=tmp_path).returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tekoa", *command, "--model_dir=parts"], cwd=tmp_path
+    )
+    parts = pathlib.Path(tmp_path) / "parts"
+    deadline = time.monotonic() + 60
+    while not (parts / "checkpoint_25").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=60) in (0, 75)
+    assert tekoa(*command, "--model_dir=parts", cwd=tmp_path).returncode == 0
+    code = (
+        "import sys, numpy as np, tekoa; from tekoa.core import trees;"
+        "a, b = (trees.flatten_named(tekoa.load_checkpoint(d, step=150)['model_params'])"
+        " for d in sys.argv[1:]);"
+        "assert all((a[k] == b[k]).all() for k in a)"
+    )
+    subprocess.run([sys.executable, "-c", code, "whole", "parts"], cwd=tmp_path, check=True)
+
+
+def test_both_module_names_run_the_command():
+    for module in ("tekoa", "tekoa.estimator"):
+        shown = subprocess.run(
+            [sys.executable, "-m", module, "--version"], check=True, text=True, capture_output=True
+        )
+        assert shown.stdout == f"tekoa {tekoa_lib.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_steps", "command"),
+    [
+        (["--train_pattern=a"], False, "train"),
+        (["--train_pattern=a", "--eval_pattern=b"], True, "eval_wait"),
+        (["--eval_pattern=b"], False, "eval_wait"),
+        (["--eval_pattern=b"], True, "eval"),
+        (["--mode=eval_once"], False, "eval"),
+        (["--pred_pattern=c"], True, "predict"),
+        (["--pred_pattern=c", "--mode=train"], True, "train"),
+    ],
+)
+def test_flags_select_the_command(tmp_path, arguments, has_steps, command):
+    if has_steps:
+        (tmp_path / "checkpoint_0").mkdir()
+    _, config = flags.parse([f"--model_dir={tmp_path}", *arguments])
+    assert main.choose_command(config) == command
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--eval_pattern=a", "--pred_pattern=b"], ["--train_pattern=a", "--pred_pattern=b"]],
+    ids=str,
+)
+def test_ambiguous_flags_are_a_usage_error(arguments):
+    _, config = flags.parse(arguments)
+    with pytest.raises(flags.UsageError):
+        main.choose_command(config)
+
+
+def test_closed_output_pipe_is_an_exit_code_without_a_traceback():
+    command = f"{sys.executable} -m tekoa --help | true; echo ${{PIPESTATUS[0]}}"
+    shown = subprocess.run(["bash", "-c", command], text=True, capture_output=True, check=True)
+    assert shown.stdout.split() in (["0"], ["141"])
+    assert not shown.stderr
+
+
+@pytest.mark.parametrize("command", ["tekoa train mnist --dry_run", "tekoa eval_wait mnist"])
+def test_documentation_shows_the_real_output(command, trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "command.md").read_text()
+    shown = re.search(rf"^{command}.*\n```\n\n```\n([^`]*)```", page, re.MULTILINE).group(1)
+    arguments = command.split()[1:]
+    if "eval_wait" in command:
+        shutil.copytree(trained, tmp_path / "run")
+        arguments.append(f"--model_dir={tmp_path / 'run'}")
+    assert main.main(arguments) == 0
+    real = capsys.readouterr().out
+    lines = [line for line in shown.splitlines() if line != "..."]
+    assert without_numbers(lines) == without_numbers(real.splitlines()[: len(lines)])
+
+
+def without_numbers(lines):
+    return [re.sub(r"\d+(\.\d+)?", "N", line) for line in lines]

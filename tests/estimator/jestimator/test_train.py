@@ -1,0 +1,232 @@
+import types
+
+import flax.core
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from tekoa.core.nonfinite import NonFiniteError
+from tekoa.estimator import MeanMetrics, TrainState
+from tekoa.estimator.jestimator.train import OwnTraining
+from tekoa.extensions import checkpoint_files
+from tekoa.loop.train import TrainLoop
+from tekoa.store.formats.t5x import tree as t5x
+from tekoa.testing import assert_trees_equal, count_compilations
+
+DATA = [np.random.default_rng(i).normal(size=(4, 2)).astype(np.float32) for i in range(12)]
+
+
+class Model(nn.Module):
+    """Its loss is the distance from the mean of the previous batch, which it remembers."""
+
+    @nn.compact
+    def __call__(self, x):
+        last = self.variable("memory", "last", jnp.zeros, (2,))
+        place = self.param("place", nn.initializers.ones, (2,))
+        loss = jnp.sum((place - last.value) ** 2)
+        last.value = x.mean(0)
+        return loss
+
+
+def get_train_state(config, rng):
+    metrics = MeanMetrics.create("train_loss", "never")
+    return TrainState.create(metrics, optax.sgd(0.1), Model(), rng, jnp.zeros((4, 2)))
+
+
+def train_step(config, batch, state, metrics):
+    (loss, variables), grads = state.value_and_grad_apply_fn()(state.params, batch)
+    _, metrics = state.metrics_mod.apply(
+        metrics, "train_loss", loss, method=MeanMetrics.update, mutable=["metrics"]
+    )
+    return state.apply_gradients(grads=grads, _vars=flax.core.freeze(variables)), metrics
+
+
+def make_training(data=DATA, config=None, **functions):
+    functions = {"get_train_state": get_train_state, "train_step": train_step, **functions}
+    module = types.SimpleNamespace(**functions)
+    return OwnTraining(module, config, config, data=data, rng=jax.random.key(0))
+
+
+def loop(training=None, init=None, **options):
+    options = {"n_steps": 12, "n_steps_per_checkpoint": 5, "grads": False, **options}
+    return TrainLoop(init, training or make_training(), rng=jax.random.key(3), **options)
+
+
+def by_hand(n_steps):
+    """The parameter after `n_steps`, and the losses, in numpy."""
+    place, last = np.ones(2), np.zeros(2)
+    losses = []
+    for x in DATA[:n_steps]:
+        losses.append(((place - last) ** 2).sum())
+        place, last = place - 0.2 * (place - last), x.mean(0)
+    return place, losses
+
+
+def test_the_step_of_the_file_runs_on_the_state_of_the_engine():
+    checkpoints = list(loop())
+    place, losses = by_hand(12)
+    assert [c.step for c in checkpoints] == [5, 10, 12]
+    last = checkpoints[-1].state
+    np.testing.assert_allclose(last.params["place"], place, rtol=1e-5)
+    periods = [losses[:5], losses[5:10], losses[10:]]
+    for checkpoint, period in zip(checkpoints, periods):
+        metrics = checkpoint.metrics["train"]
+        assert metrics["train_loss"] == pytest.approx(np.mean(period), rel=1e-5)
+        assert set(metrics) == {
+            "train_loss", "gradients_l2norm", "weights_l2norm", "seconds_per_step"
+        }  # fmt: skip
+    # Collections used in training only are not part of the model.
+    assert last.variables == {}
+    np.testing.assert_allclose(
+        last.carry["collections"]["memory"]["last"], DATA[11].mean(0), rtol=1e-6
+    )
+
+
+def test_the_step_compiles_once():
+    running = loop(steps_per_dispatch=1)
+    running.next_checkpoint()
+    with count_compilations() as compiled:
+        running.next_checkpoint()
+    assert compiled.total == 0
+
+
+def test_several_steps_per_dispatch_give_the_same_result():
+    one, many = (list(loop(steps_per_dispatch=n))[-1] for n in (1, 2))
+    np.testing.assert_allclose(one.state.params["place"], many.state.params["place"], rtol=1e-6)
+
+
+def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path):
+    uninterrupted = list(loop(steps_per_dispatch=1))[-1]
+    writer = checkpoint_files.CheckpointFileWriter(tmp_path, keep=3)
+    running = loop(steps_per_dispatch=1)
+    running.next_checkpoint()
+    running.next_step()
+    writer(running.next_step())  # In the middle of a period, so metrics must be saved too.
+    writer.close()
+    resumed = loop(
+        init=checkpoint_files.CheckpointFileReader(tmp_path, target=None), steps_per_dispatch=1
+    )
+    assert resumed.step == 7
+    assert_trees_equal(list(resumed)[-1].state, uninterrupted.state)
+
+
+@pytest.mark.parametrize("format", ["t5x", "native"])
+def test_both_formats_store_the_complete_state(tmp_path, format):
+    running = loop()
+    expected = running.next_checkpoint()
+    writer = checkpoint_files.CheckpointFileWriter(tmp_path, format=format)
+    writer(expected)
+    writer.close()
+    resumed = loop(init=checkpoint_files.CheckpointFileReader(tmp_path, target=None))
+    assert_trees_equal(resumed.state, expected.state)
+
+
+@pytest.mark.parametrize("save_mutable", [False, True])
+def test_the_t5x_format_uses_the_names_of_jestimator(tmp_path, save_mutable):
+    def get(config, rng):
+        state, tx = get_train_state(config, rng), optax.adam(0.1)
+        return state.replace(save_mutable=save_mutable, tx=tx, opt_state=tx.init(state.params))
+
+    writer = checkpoint_files.CheckpointFileWriter(tmp_path, format="t5x")
+    writer(loop(make_training(get_train_state=get)).next_checkpoint())
+    writer.close()
+    tree = t5x.read_tree(tmp_path / "checkpoint_5")
+    assert list(tree["target"]) == ["place"]
+    assert int(tree["state"]["step"]) == 5
+    assert set(tree["state"]["param_states"]["0"]) == {"count", "mu", "nu"}
+    assert ("flax_mutables" in tree) == save_mutable
+    if save_mutable:
+        assert list(tree["flax_mutables"]["memory"]) == ["last"]
+
+
+def test_nan_stops_at_the_last_finite_state():
+    data = [*DATA[:6], np.full((4, 2), np.nan, np.float32), *DATA[6:]]
+    running = loop(make_training(data), steps_per_dispatch=1)
+    running.next_checkpoint()
+    with pytest.raises(NonFiniteError, match="At step 8 the loss was nan and the gradient"):
+        running.next_checkpoint()
+    assert running.step == 7
+    assert np.isfinite(running.state.params["place"]).all()
+
+
+def test_the_average_of_the_parameters_is_updated():
+    state = list(loop(ema=0.5))[-1].state
+    average = np.ones(2)
+    for n in range(1, 13):
+        average = 0.5 * average + 0.5 * by_hand(n)[0]
+    np.testing.assert_allclose(state.average["place"], average, rtol=1e-5)
+
+
+class WithExtra(TrainState):
+    """A state with an additional array."""
+
+    n_seen: jax.Array = None
+
+
+def test_arrays_of_a_derived_state_are_carried_between_steps():
+    def get(config, rng):
+        state = get_train_state(config, rng)
+        fields = {name: getattr(state, name) for name in state.__dataclass_fields__}
+        return WithExtra(**fields, n_seen=jnp.zeros((), jnp.int32))
+
+    def step(config, batch, state, metrics):
+        new, metrics = train_step(config, batch, state, metrics)
+        return new.replace(n_seen=state.n_seen + len(batch)), metrics
+
+    last = list(loop(make_training(get_train_state=get, train_step=step)))[-1]
+    assert int(last.state.carry["fields"]["n_seen"]) == 48
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda *args: train_step(*args)[0], r"must return \(state, metrics\)"),
+        (
+            lambda c, b, s, m: (s.replace(_vars={"new": {}}), m),
+            r"collections \['new'\], which the model's init did not",
+        ),
+        (
+            lambda c, b, s, m: (s.replace(params={"place": jnp.ones(3)}), m),
+            "'params/place' changed its shape",
+        ),
+    ],
+)
+def test_a_step_that_breaks_its_contract_is_reported(step, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        loop(make_training(train_step=step)).next_step()
+
+
+def test_get_train_state_must_return_a_train_state():
+    with pytest.raises(TypeError, match=r"must return a tekoa\.estimator\.TrainState"):
+        make_training(get_train_state=lambda config, rng: {"params": 1})
+
+
+def test_options_that_only_the_file_can_implement_are_rejected():
+    with pytest.raises(ValueError, match="must be implemented by the train_step"):
+        loop(accumulate=2)
+
+
+def test_metrics_may_be_a_custom_module():
+    class Largest(nn.Module):
+        @nn.compact
+        def __call__(self, value=None):
+            largest = self.variable("metrics", "largest", lambda: jnp.full((), -jnp.inf))
+            if value is not None:
+                largest.value = jnp.maximum(largest.value, value)
+            return {"largest": largest.value}
+
+    def get(config, rng):
+        return get_train_state(config, rng).replace(metrics_mod=Largest())
+
+    def step(config, batch, state, metrics):
+        (_, variables), grads = state.value_and_grad_apply_fn()(state.params, batch)
+        _, metrics = state.metrics_mod.apply(metrics, jnp.max(batch), mutable=["metrics"])
+        return state.apply_gradients(grads=grads, _vars=variables), metrics
+
+    checkpoints = list(loop(make_training(get_train_state=get, train_step=step)))
+    periods = (DATA[:5], DATA[5:10], DATA[10:])
+    expected = [max(x.max() for x in period) for period in periods]
+    assert [c.metrics["train"]["largest"] for c in checkpoints] == pytest.approx(expected)

@@ -1,0 +1,55 @@
+import sys
+
+import optax
+import pytest
+
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.model_file import experiment
+
+
+def test_models_are_found_by_name_module_and_file(tmp_path, monkeypatch):
+    assert experiment.load_module("mnist").__name__ == "tekoa.models.mnist"
+    (tmp_path / "my_model.py").write_text("X = 1\n")
+    assert experiment.load_module(str(tmp_path / "my_model.py")).X == 1
+    monkeypatch.syspath_prepend(tmp_path)
+    assert experiment.load_module("my_model").X == 1
+    sys.modules.pop("my_model")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (None, ["No model given"]),
+        ("mnits", ["mnits", "'mnist'"]),
+        ("no/such.py", ["no/such.py"]),
+        ("no.such.module", ["no.such.module"]),
+    ],
+)
+def test_a_missing_model_is_named(name, words):
+    with pytest.raises(UsageError) as error:
+        experiment.load_module(name)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_import_errors_inside_a_model_file_are_not_hidden(tmp_path):
+    (tmp_path / "broken.py").write_text("import no_such_thing_at_all\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
+        experiment.load_module(str(tmp_path / "broken.py"))
+
+
+def test_the_optimizer_may_be_created_later():
+    calls = []
+    fields = {"model": None, "loss": None, "inputs": lambda batch: batch["x"]}
+    late = experiment.Experiment(**fields, optimizer=lambda: calls.append(1) or optax.sgd(0.1))
+    assert not calls
+    assert isinstance(late.make_optimizer(), optax.GradientTransformation)
+    tx = optax.sgd(0.1)
+    assert experiment.Experiment(**fields, optimizer=tx).make_optimizer() is tx
+    assert late.split({"x": 1}) == ((1,), ({"x": 1},))
+
+
+@pytest.mark.parametrize(("n_examples", "n_batches"), [(100, 3.125), (8, 1.0), (None, 1.0)])
+def test_the_number_of_batches_is_at_least_one(n_examples, n_batches):
+    facts = experiment.DataFacts(info=None, n_examples=n_examples, batch_size=32, sample=None)
+    assert facts.n_batches == n_batches

@@ -1,0 +1,72 @@
+import types
+
+import pytest
+
+from tekoa import data
+from tekoa.estimator.cli import flags
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.jestimator.program import LongProgram
+from tekoa.estimator.model_file import program
+from tekoa.estimator.model_file.short import ShortProgram
+from tekoa.estimator.run import run
+
+
+def run_with(*flag_list, **functions):
+    _, parsed = flags.parse(list(flag_list))
+    module = types.ModuleType("my_model")
+    vars(module).update(functions)
+    return run.Run(config=parsed, module=module, settings=None, model_dir=None)
+
+
+def program_with(name):
+    return program.program_of(run_with(**{name: lambda *args: None}), "train")
+
+
+def test_a_file_with_an_experiment_is_short():
+    assert isinstance(program_with("experiment"), ShortProgram)
+
+
+@pytest.mark.parametrize("name", ["get_train_state", "get_infer_state"])
+def test_a_file_with_states_is_long(name):
+    assert isinstance(program_with(name), LongProgram)
+
+
+def test_a_file_with_neither_is_rejected():
+    with pytest.raises(UsageError, match=r"my_model is not a model file: .* experiment\(config"):
+        program_with("get_config")
+
+
+def program_data(*flag_list):
+    opened = []
+
+    def open_source(kind, pattern):
+        opened.append((kind, pattern))
+        return data.as_source([{"x": float(i)} for i in range(4)])
+
+    return program.ProgramData(run_with(*flag_list), open_source), opened
+
+
+def test_each_kind_of_data_is_opened_once():
+    inputs, opened = program_data("--train_pattern=a", "--valid_pattern=b")
+    for kind in ("train", "valid", "train", "valid"):
+        inputs.source(kind)
+    assert opened == [("train", "a"), ("valid", "b")]
+
+
+def test_a_missing_pattern_is_named():
+    with pytest.raises(UsageError, match="--eval_pattern"):
+        program_data()[0].source("eval")
+
+
+def test_two_streams_of_the_same_data_are_independent():
+    inputs, opened = program_data("--train_pattern=a", "--train_batch_size=2")
+    first, second = (inputs.train_batches(0, mark_first=False) for _ in range(2))
+    assert next(first)["x"].tolist() == next(second)["x"].tolist() == [0, 1]
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("mark_first", [False, True])
+def test_batches_report_the_first_of_a_run_on_request(mark_first):
+    inputs, _ = program_data("--train_pattern=a", "--train_batch_size=2", "--train_consecutive=2")
+    batch = next(inputs.train_batches(0, mark_first=mark_first))
+    assert ("is_first" in batch) == mark_first

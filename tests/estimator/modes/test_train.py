@@ -1,0 +1,67 @@
+import pathlib
+
+import pytest
+from tensorboard.backend.event_processing import event_accumulator
+
+from tekoa import store
+from tekoa.estimator.cli import main
+from tekoa.estimator.cli.exit_codes import ExitCode
+from tekoa.store.commit import paths
+from tekoa.testing import assert_trees_equal
+
+TINY = str(pathlib.Path(__file__).parents[1] / "tiny_model.py")
+CHECKED = ["--train_pattern=a", "--max_train_steps=9", "--check_every_steps=3", "--max_ckpt=9"]
+
+
+def points(directory, tag):
+    events = event_accumulator.EventAccumulator(str(directory / "train"), {"scalars": 0})
+    events.Reload()
+    return [(point.step, point.value) for point in events.Scalars(tag)]
+
+
+def test_interrupted_validation_is_repeated_at_the_next_start(tmp_path, capsys):
+    flags = [*CHECKED, "--valid_pattern=stopping", "--valid_batch_size=10"]
+    uninterrupted, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert main.main(["train", TINY, f"--model_dir={uninterrupted}", *flags]) == 0
+    # A few examples are read for their shapes, then 200 at each of steps 0 and 3.
+    stopping = "--module_config.stop_at_read=330"
+    assert main.main(["train", TINY, f"--model_dir={resumed}", *flags, stopping]) == 75
+    assert "Stopped at step 3. Run the same command again to resume." in capsys.readouterr().out
+    assert paths.list_steps(resumed) == [0, 3]
+    assert [step for step, _ in points(resumed, "train/valid_loss")] == [0]
+    assert main.main(["train", TINY, f"--model_dir={resumed}", *flags]) == 0
+    for tag in ("train/loss", "train/valid_loss", "train/valid_accuracy"):
+        assert points(resumed, tag) == points(uninterrupted, tag)
+    for step in paths.list_steps(uninterrupted):
+        actual, expected = (store.load(d, step=step) for d in (resumed, uninterrupted))
+        assert_trees_equal({**actual, "meta": None}, {**expected, "meta": None})
+    assert paths.list_steps(resumed) == paths.list_steps(uninterrupted)
+
+
+def test_requested_steps_are_profiled(tmp_path):
+    flags = [f"--model_dir={tmp_path}", "--profile_steps=2:1"]
+    assert main.main(["train", TINY, *flags]) == 0
+    assert len(list((tmp_path / "profile").rglob("*.xplane.pb"))) == 1
+
+
+@pytest.mark.parametrize("text", ["5", "a:b", "0:3", "3:0"])
+def test_invalid_profile_steps_are_a_usage_error(tmp_path, capsys, text):
+    command = ["train", TINY, f"--model_dir={tmp_path}", f"--profile_steps={text}"]
+    assert main.main(command) == ExitCode.USAGE
+    assert "FIRST:COUNT" in capsys.readouterr().err
+
+
+def test_permanent_copies_need_not_coincide_with_checkpoints(tmp_path):
+    plain, copied = tmp_path / "plain", tmp_path / "copied"
+    assert main.main(["train", TINY, f"--model_dir={plain}", *CHECKED]) == 0
+    assert (
+        main.main(["train", TINY, f"--model_dir={copied}", *CHECKED, "--save_every_steps=4"]) == 0
+    )
+    assert paths.list_steps(copied / "save") == [4, 8]
+    assert paths.list_steps(copied) == paths.list_steps(plain) == [0, 3, 6, 9]
+    assert_trees_equal(store.load(copied)["model_params"], store.load(plain)["model_params"])
+    (steps, losses), (plain_steps, plain_losses) = (
+        zip(*points(directory, "train/loss"), strict=True) for directory in (copied, plain)
+    )
+    assert steps == plain_steps
+    assert losses == pytest.approx(plain_losses, rel=1e-5)

@@ -1,0 +1,131 @@
+import pytest
+
+from tekoa.extensions.best_files import (
+    BestFileReader,
+    BestFileWriter,
+    HighestCheckpointFileReader,
+    HighestCheckpointFileWriter,
+    LowestCheckpointFileReader,
+    LowestCheckpointFileWriter,
+)
+from tekoa.extensions.checkpoint_files import CheckpointFileReader, CheckpointFileWriter
+
+NAN, INF = float("nan"), float("inf")
+PAIRS = {
+    "lowest": (LowestCheckpointFileWriter, LowestCheckpointFileReader),
+    "highest": (HighestCheckpointFileWriter, HighestCheckpointFileReader),
+}
+
+
+def write(make, directory, summary, values, first=1):
+    writer = make(directory, "loss")
+    for step, value in enumerate(values, start=first):
+        checkpoint = summary(step, eval={"loss": value})
+        assert writer(checkpoint) is checkpoint
+    writer.close()
+    return writer.best
+
+
+def read(make, directory, summary):
+    restored = make(directory, "model", "loss").restore(summary(0).state)
+    return None if restored is None else int(restored.state.step)
+
+
+@pytest.mark.parametrize(
+    ("which", "values", "best", "step"),
+    [
+        ("lowest", [0.5, 0.1, NAN, 0.9, -INF], 0.1, 2),
+        ("lowest", [0.5, 0.0, 0.0], 0.0, 2),
+        ("lowest", [NAN, 3.0], 3.0, 2),
+        ("highest", [0.5, 0.9, NAN, 0.1, INF], 0.9, 2),
+        ("highest", [-1.0, 0.0, -0.5], 0.0, 2),
+    ],
+)
+def test_the_reader_finds_the_best_checkpoint(tmp_path, summary, which, values, best, step):
+    writer, reader = PAIRS[which]
+    assert write(writer, tmp_path, summary, values) == best
+    assert read(reader, tmp_path, summary) == step
+
+
+def test_a_best_of_zero_is_remembered_by_the_next_run(tmp_path, summary):
+    write(LowestCheckpointFileWriter, tmp_path, summary, [0.0])
+    assert write(LowestCheckpointFileWriter, tmp_path, summary, [0.5, 0.1], first=2) == 0.0
+    assert read(LowestCheckpointFileReader, tmp_path, summary) == 1
+    assert write(LowestCheckpointFileWriter, tmp_path, summary, [-0.5], first=4) == -0.5
+    assert read(LowestCheckpointFileReader, tmp_path, summary) == 4
+
+
+def test_nan_and_inf_are_never_best(tmp_path, summary):
+    assert write(LowestCheckpointFileWriter, tmp_path, summary, [NAN, INF]) is None
+    assert read(LowestCheckpointFileReader, tmp_path, summary) is None
+
+
+def test_best_and_regular_writers_can_share_a_directory(tmp_path, summary):
+    writers = [
+        CheckpointFileWriter(tmp_path),
+        LowestCheckpointFileWriter(tmp_path, "loss"),
+        HighestCheckpointFileWriter(tmp_path, "loss"),
+        LowestCheckpointFileWriter(tmp_path, "loss", group="train"),
+    ]
+    for step, value in enumerate([2.0, 1.0, 3.0, 2.5], start=1):
+        checkpoint = summary(step, eval={"loss": value}, train={"loss": -value})
+        for writer in writers:
+            writer(checkpoint)
+    for writer in writers:
+        writer.close()
+    assert read(LowestCheckpointFileReader, tmp_path, summary) == 2
+    assert read(HighestCheckpointFileReader, tmp_path, summary) == 3
+    newest = CheckpointFileReader(tmp_path, "model").restore(summary(0).state)
+    assert int(newest.state.step) == 4
+    in_train = LowestCheckpointFileReader(tmp_path, "model", "loss", group="train")
+    assert int(in_train.restore(summary(0).state).state.step) == 3
+
+
+def test_a_better_value_at_an_existing_step_is_harmless(tmp_path, summary):
+    write(LowestCheckpointFileWriter, tmp_path, summary, [2.0])
+    assert write(LowestCheckpointFileWriter, tmp_path, summary, [1.0, 0.5]) == 0.5
+    assert read(LowestCheckpointFileReader, tmp_path, summary) == 2
+
+
+def test_a_kill_between_commit_and_score_is_harmless(tmp_path, summary):
+    write(LowestCheckpointFileWriter, tmp_path, summary, [2.0])
+    (tmp_path / "low_eval_loss" / "score").unlink()
+    assert write(LowestCheckpointFileWriter, tmp_path, summary, [2.0]) == 2.0
+
+
+def test_a_missing_metric_is_an_error(tmp_path, summary):
+    writer = LowestCheckpointFileWriter(tmp_path, "loss")
+    with pytest.raises(LookupError, match=r"no metric 'eval/loss'; it has \['train/loss'\].*Eval"):
+        writer(summary(1, train={"loss": 1.0}))
+    writer.close()
+
+
+def test_the_mode_must_be_min_or_max(tmp_path):
+    with pytest.raises(ValueError, match="mode must be"):
+        BestFileWriter(tmp_path, "loss", mode="best")
+
+
+@pytest.mark.parametrize(("mode", "step"), [("min", 2), ("max", 1)])
+def test_the_mode_selects_the_checkpoint(tmp_path, summary, mode, step):
+    writer = BestFileWriter(tmp_path, "loss", mode=mode)
+    for i, value in enumerate([2.0, 1.0], start=1):
+        writer(summary(i, eval={"loss": value}))
+    writer.close()
+    reader = BestFileReader(tmp_path, "loss", mode=mode, target="model")
+    assert reader.target == "model"
+    assert int(reader.restore(summary(0).state).state.step) == step
+
+
+@pytest.mark.parametrize("which", PAIRS)
+def test_the_calls_of_the_original_guide_work(tmp_path, summary, which):
+    make_writer, make_reader = PAIRS[which]
+    writer = make_writer(output_dir=tmp_path, metric="lnpp")
+    assert isinstance(writer, BestFileWriter)
+    writer(summary(3, eval={"lnpp": 1.0}))
+    writer.close()
+    reader = make_reader(dir=tmp_path, target="model", metric="lnpp")
+    assert isinstance(reader, BestFileReader)
+    assert int(reader.restore(summary(0).state).state.step) == 3
+    assert make_reader(input_dir=tmp_path, target=None, metric="lnpp").target is None
+    with pytest.raises(TypeError, match="two names of the same argument"):
+        make_reader(tmp_path, dir=tmp_path, target="model", metric="lnpp")

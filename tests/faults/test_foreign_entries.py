@@ -1,0 +1,125 @@
+"""Entries of a run directory that are not ours: never removed, counted or followed."""
+
+import os
+import pathlib
+import uuid
+
+import numpy as np
+import pytest
+
+from tekoa.estimator.cli import main
+from tekoa.store.commit import commit, paths
+from tekoa.store.commit.lease import held
+from tekoa.store.read import hold
+from tekoa.store.store import Store
+
+TINY = str(pathlib.Path(__file__).parent.parent / "estimator" / "tiny_model.py")
+
+
+@pytest.fixture
+def canary(tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "thesis.txt").write_text("years of work")
+    (outside / "notes.txt").write_text("more of it")
+    yield outside
+    assert (outside / "deep" / "thesis.txt").read_text() == "years of work"
+    assert (outside / "notes.txt").read_text() == "more of it"
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    return directory
+
+
+def save(run, *steps, **options):
+    with Store(run, **options) as store:
+        for step in steps:
+            store.save(step, {"params": {"w": np.full(3, float(step))}})
+            store.wait()
+
+
+@pytest.mark.parametrize("name", [".trash-{}", "checkpoint_3.tmp-{}", "checkpoint_3.bad-{}"])
+def test_link_with_the_name_of_a_leftover_is_not_followed(run, canary, name):
+    link = run / name.format(uuid.uuid4().hex)
+    link.symlink_to(canary)
+    save(run, 1, 2)
+    assert paths.list_steps(run) == [2]
+    assert link.is_symlink() == ("bad" in name)
+
+
+def test_links_inside_a_leftover_are_not_followed(run, canary):
+    leftover = run / f".trash-{uuid.uuid4().hex}"
+    (leftover / "folder").mkdir(parents=True)
+    (leftover / "folder" / "to_directory").symlink_to(canary)
+    (leftover / "to_file").symlink_to(canary / "notes.txt")
+    save(run, 1)
+    assert not leftover.exists()
+
+
+def test_step_moved_to_another_disk_is_unlinked_but_not_deleted(run, tmp_path):
+    save(run, 1)
+    elsewhere = tmp_path / "elsewhere"
+    os.rename(paths.step_dir(run, 1), elsewhere)
+    paths.step_dir(run, 1).symlink_to(elsewhere)
+    content = sorted(path.name for path in elsewhere.iterdir())
+    save(run, 2)
+    assert paths.list_steps(run) == [2]
+    assert sorted(path.name for path in elsewhere.iterdir()) == content
+
+
+def test_quarantine_renames_a_link_but_not_its_target(run, canary):
+    paths.step_dir(run, 5).symlink_to(canary)
+    with held(run) as lease:
+        commit.quarantine(lease, 5)
+
+
+def test_sweep_keeps_the_directories_of_others(tmp_path, canary):
+    own = tmp_path / "eval"
+    own.mkdir()
+    (own / ".pin-notes").mkdir()
+    (own / f".pin-{uuid.uuid4().hex}").symlink_to(canary)
+    hold.sweep(own)
+    assert [path.name for path in own.iterdir()] == [".pin-notes"]
+
+
+def create_directory(path):
+    path.mkdir()
+    (path / "mine.txt").write_text("mine")
+
+
+FOREIGN = {
+    "directory": ("checkpoint_1000", create_directory),
+    "file": ("checkpoint_1000", lambda path: path.write_text("mine")),
+    "dangling link": ("checkpoint_1000", lambda path: path.symlink_to("nowhere")),
+    "full-width digits": ("checkpoint_" + chr(0xFF11) * 4, create_directory),
+}
+
+
+@pytest.mark.parametrize(("name", "create"), FOREIGN.values(), ids=FOREIGN.keys())
+def test_foreign_entry_does_not_cost_a_step(run, name, create):
+    create(run / name)
+    save(run, 1, 2, 3)
+    assert [n for n in paths.list_steps(run) if n < 1000] == [3]
+    assert os.path.lexists(run / name)
+
+
+def test_committed_step_is_kept_beside_a_higher_one(run):
+    save(run, 50)
+    save(run, 3)
+    assert paths.list_steps(run) == [3, 50]
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_commands_ignore_entries_that_are_not_directories(run, capsys, kind, monkeypatch):
+    name, create = FOREIGN[kind]
+    create(run / name)
+    monkeypatch.chdir(run.parent)
+    flags = [f"--model_dir={run}", "--train_pattern=train", "--eval_pattern=eval"]
+    assert main.main(["train", TINY, *flags, "--max_train_steps=6"]) == 0
+    assert main.main(["eval", TINY, *flags]) == 0
+    assert main.main(["inspect", str(run)]) == 0
+    assert main.main(["page", str(run)]) == 0
+    assert "1000" not in capsys.readouterr().out

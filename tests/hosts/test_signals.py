@@ -1,0 +1,67 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import timeit
+
+import pytest
+
+from tekoa.hosts import signals
+
+
+@pytest.mark.parametrize("number", signals.SIGNALS)
+def test_a_signal_only_sets_the_flag(number):
+    previous = signal.getsignal(number)
+    with signals.stop_flag() as flag:
+        assert not flag.is_set()
+        os.kill(os.getpid(), number)
+        assert flag.is_set()
+        assert flag.signal == number
+    assert signal.getsignal(number) == previous
+
+
+@pytest.mark.parametrize(("number", "text"), [(signal.SIGINT, "Stopping"), (signal.SIGTERM, "")])
+def test_only_sigint_prints_a_message(number, text, capfd):
+    with signals.stop_flag():
+        os.kill(os.getpid(), number)
+    err = capfd.readouterr().err
+    assert err.strip().startswith(text)
+    assert bool(err) == bool(text)
+
+
+def test_a_second_signal_exits_immediately():
+    code = (
+        "import os, signal, tekoa.hosts.signals as s\n"
+        "with s.stop_flag():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('still here', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('never')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert (result.returncode, result.stdout) == (128 + signal.SIGINT, "still here\n")
+
+
+def test_in_other_threads_the_flag_is_never_set():
+    values = []
+
+    def work():
+        with signals.stop_flag() as flag:
+            values.append(flag.is_set())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert values == [False]
+
+
+def test_the_flag_is_cheap_to_poll():
+    with signals.stop_flag() as flag:
+        assert min(timeit.repeat(flag.is_set, number=1000, repeat=3)) / 1000 < 2e-6
+
+
+def test_the_exit_code_is_ex_tempfail():
+    assert signals.EXIT_STOPPED == 75

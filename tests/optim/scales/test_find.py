@@ -1,0 +1,67 @@
+"""Rows of the table: fallbacks and their reasons, tied embeddings."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tekoa.optim.scales.auto import scales_of_function
+
+X = jnp.ones((8, 16))
+
+
+def test_integer_leaf_has_no_gradient():
+    row = scales_of_function(
+        lambda p, x: x @ p["w"] * p["n"].astype(jnp.float32),
+        {"w": jnp.zeros((16, 3)), "n": jnp.int32(3)},
+        X,
+    )["n"]
+    assert not row.placed
+    assert "int32" in row.reason
+
+
+def test_fallback_of_a_zero_parameter_is_its_fan_in():
+    params = {"w": jnp.zeros((16, 3)), "spare": jnp.zeros((9, 2))}
+    row = scales_of_function(lambda p, x: x @ p["w"], params, X)["spare"]
+    assert row.eta == pytest.approx(1 / 3)
+    assert row.reason.endswith("using 1/sqrt(fan-in), its initial rms is 0")
+    assert row.slot_shape == (9, 2)
+
+
+def test_fallback_reason_says_that_only_the_shape_is_known():
+    shapes = jax.eval_shape(lambda: {"w": jnp.zeros((16, 3)), "spare": jnp.zeros((9, 2))})
+    row = scales_of_function(lambda p, x: x @ p["w"], shapes, X)["spare"]
+    assert row.reason.endswith("its initial rms is unknown")
+
+
+def test_a_discarded_result_gives_no_scale():
+    def model(p, x):
+        x @ p["spare"]
+        return x @ p["w"]
+
+    params = {"w": jnp.zeros((16, 3)), "spare": jnp.full((16, 3), 2.0)}
+    row = scales_of_function(model, params, X)["spare"]
+    assert not row.placed
+    assert row.reason.startswith("unused")
+
+
+def test_shapes_of_parameters_with_a_real_batch_give_the_same_table():
+    def model(p, x):
+        x = jax.nn.relu(x @ p["w"] + p["b"])
+        return (x - x.mean(-1, keepdims=True)) @ p["v"]
+
+    params = {"w": jnp.zeros((16, 8)), "b": jnp.zeros(8), "v": jnp.zeros((8, 2))}
+    shapes = jax.eval_shape(lambda: params)
+    real, abstract = (scales_of_function(model, p, X) for p in (params, shapes))
+    assert str(real) == str(abstract)
+
+
+def test_layers_after_a_tied_embedding_see_its_scale():
+    # Tied rows have a small rms, which the kernel after them compensates.
+    def model(p, ids):
+        return jnp.tanh(p["e"][ids] @ p["w"]) @ p["e"].T
+
+    params = {"e": jnp.zeros((50, 16)), "w": jnp.zeros((16, 16))}
+    table = scales_of_function(model, params, jnp.arange(50))
+    expected = 0.25 / 0.63  # 16 terms, tanh of a unit normal.
+    assert table["e"].eta == pytest.approx(expected, rel=0.05)
+    assert table["w"].eta == pytest.approx(0.25 / expected, rel=0.05)

@@ -1,0 +1,1 @@
+"""Shared by the tests of several folders: a tiny model, real processes, TensorBoard, figures."""
