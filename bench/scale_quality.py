@@ -4,8 +4,11 @@ mnist:        Amos with found and with manual scales, mean test accuracy over se
 ptb:          the LSTM language model, Amos with found scales and AdamW over a grid.
 shakespeare:  a small transformer on characters, likewise.
 
-    python bench/scale_quality.py                       all, full size, hours on 2 cores
-    python bench/scale_quality.py --tasks shakespeare --steps 1000 --out /tmp/quality
+    python bench/scale_quality.py --data DIR            all, full size, hours on 2 cores
+    python bench/scale_quality.py --data DIR --tasks shakespeare --steps 1000 --out quality
+
+DIR, or the environment variable TEKOA_DATA, contains mnist/ (the four IDX files, gzipped),
+ptb/ (ptb.train.txt, ptb.valid.txt) and tiny_shakespeare/input.txt.
 
 Prints a table and writes OUT.json and, if matplotlib is installed, OUT.png with all curves.
 Scales, slots and rate of Amos come from `amos_for`. Momentum 0.9 for language models, and
@@ -19,6 +22,7 @@ import functools
 import gzip
 import itertools
 import json
+import os
 import pathlib
 import time
 
@@ -31,7 +35,7 @@ from tekoa.core import rules
 from tekoa.optim.amos import transform
 from tekoa.optim.scales import auto
 
-DATA = pathlib.Path("/work/shared/data")
+ENV = "TEKOA_DATA"
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 DECAYS = (0.01, 0.1)
 FOUND = "Amos, found scales"
@@ -149,27 +153,27 @@ def transformer(params, tokens):
 # --- data ---------------------------------------------------------------------------------
 
 
-def read_idx(name):
-    raw = gzip.decompress((DATA / "mnist" / name).read_bytes())
+def read_idx(path):
+    raw = gzip.decompress(path.read_bytes())
     shape = np.frombuffer(raw, ">i4", raw[3], offset=4)
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
-def mnist(split):
-    images = read_idx(f"{split}-images-idx3-ubyte.gz")[..., None] / np.float32(255)
-    return images, read_idx(f"{split}-labels-idx1-ubyte.gz").astype(np.int32)
+def mnist(data, split):
+    images = read_idx(data / f"mnist/{split}-images-idx3-ubyte.gz")[..., None] / np.float32(255)
+    return images, read_idx(data / f"mnist/{split}-labels-idx1-ubyte.gz").astype(np.int32)
 
 
-def ptb():
+def ptb(data):
     def words(split):
-        return (DATA / f"ptb/ptb.{split}.txt").read_text().replace("\n", " <eos> ").split()
+        return (data / f"ptb/ptb.{split}.txt").read_text().replace("\n", " <eos> ").split()
 
     ids = {word: i for i, word in enumerate(sorted(set(words("train"))))}
     return [np.array([ids[word] for word in words(s)], np.int32) for s in ("train", "valid")]
 
 
-def shakespeare():
-    text = np.frombuffer((DATA / "tiny_shakespeare/input.txt").read_bytes(), np.uint8)
+def shakespeare(data):
+    text = np.frombuffer((data / "tiny_shakespeare/input.txt").read_bytes(), np.uint8)
     ids = np.unique(text, return_inverse=True)[1].astype(np.int32)
     return [ids[:1003854], ids[1003854:]]
 
@@ -218,7 +222,7 @@ def hand_set_amos(rate, beta):
 
 
 def run_mnist(args):
-    (x, y), (test_x, test_y) = mnist("train"), mnist("t10k")
+    (x, y), (test_x, test_y) = (mnist(args.data, split) for split in ("train", "t10k"))
     n_batches = len(x) // 32
     n_steps = args.steps or int(args.epochs * n_batches)
     rate = optax.linear_schedule(0.0, n_batches**-0.5, min(2000, n_steps // 4))
@@ -253,7 +257,7 @@ def run_mnist(args):
 
 def run_language_model(args, name):
     batch, length = 16, {"ptb": 35, "shakespeare": 64}[name]
-    train_ids, valid_ids = {"ptb": ptb, "shakespeare": shakespeare}[name]()
+    train_ids, valid_ids = {"ptb": ptb, "shakespeare": shakespeare}[name](args.data)
     vocab = int(train_ids.max()) + 1
     n_batches = len(train_ids) // (batch * length)
     n_steps = args.steps or {"ptb": 2000, "shakespeare": 2000}[name]
@@ -348,6 +352,9 @@ def draw(curves, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--data", type=pathlib.Path, default=os.environ.get(ENV), help=f"data sets (default: ${ENV})"
+    )
     parser.add_argument("--tasks", nargs="*", default=["mnist", "ptb", "shakespeare"])
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds for mnist")
     parser.add_argument("--epochs", type=int, default=9, help="epochs for mnist")
@@ -361,7 +368,7 @@ def main():
     parser.add_argument(
         "--width", type=int, default=128, help="width of the LSTM and the transformer"
     )
-    parser.add_argument("--out", default="/tmp/scale_quality")
+    parser.add_argument("--out", default="scale_quality")
     parser.add_argument("--draw", nargs="*", default=[], help="only draw these .json files")
     args = parser.parse_args()
     curves = {}
@@ -369,6 +376,8 @@ def main():
         curves |= json.loads(pathlib.Path(path).read_text())
     if args.draw:
         args.tasks = []
+    if args.tasks and args.data is None:
+        parser.error(f"set --data or {ENV} to the directory of the data sets")
     for task in args.tasks:
         curves[task] = run_mnist(args) if task == "mnist" else run_language_model(args, task)
         pathlib.Path(f"{args.out}.json").write_text(json.dumps(curves))

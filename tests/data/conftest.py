@@ -1,13 +1,10 @@
 """Sources of all kinds with the same examples, for tests that apply to all of them."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
+from support import files
 from tekoa import data
-
-SHARED = pathlib.Path(__file__).parents[3] / "shared"
 
 
 class Resumable:
@@ -73,14 +70,10 @@ def make_source(tmp_path_factory):
 @pytest.fixture(scope="session")
 def mnist():
     """The directory of the real MNIST files."""
-    if not (SHARED / "data/mnist").is_dir():
-        pytest.skip("the real MNIST files are not beside the repository (../shared/data/mnist)")
-    return SHARED / "data/mnist"
+    return files.data_set("mnist")
 
 
 @pytest.fixture(scope="session")
 def ptb():
     """The directory of the Penn Treebank text."""
-    if not (SHARED / "data/ptb").is_dir():
-        pytest.skip("the Penn Treebank is not beside the repository (../shared/data/ptb)")
-    return SHARED / "data/ptb"
+    return files.data_set("ptb")

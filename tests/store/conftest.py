@@ -1,22 +1,18 @@
 """Golden T5X checkpoints, saved steps, and groups of processes in threads."""
 
 import concurrent.futures
-import pathlib
 import threading
 
 import pytest
 
+from support import files
 from tekoa import hosts, store
-
-GOLDEN = pathlib.Path(__file__).parents[3] / "shared" / "fixtures" / "t5x"
 
 
 @pytest.fixture
 def golden():
     """The directory of checkpoints written by T5X itself."""
-    if not GOLDEN.is_dir():
-        pytest.skip(f"needs the golden files in {GOLDEN}")
-    return GOLDEN
+    return files.GOLDEN / "t5x"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def batches(n, batch_size, n_batches=100, **options):
 
 
 # Results of the original runner for range(20), at most the first 12 batches
-# (fixtures/jestimator_data_pipeline.txt).
+# (tests/golden/jestimator_data_pipeline.txt).
 ORIGINAL = {
     "plain": (
         {"batch_size": 3, "epochs": 1},

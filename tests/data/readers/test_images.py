@@ -55,7 +55,7 @@ def _all(source):
 
 
 def test_mnist_matches_its_documentation(mnist):
-    # Counts and moments from shared/data/README.md.
+    # Counts and moments computed from the original files.
     train, test = (data.load(f"idx://{mnist}/split={split}") for split in ("train", "test"))
     assert (len(train), len(test)) == (60000, 10000)
     labels = train._reader.gather(_all(train))["label"]

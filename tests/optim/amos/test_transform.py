@@ -1,5 +1,4 @@
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +6,13 @@ import numpy as np
 import optax
 import pytest
 
+from support import files
 from tekoa.core import trees
 from tekoa.optim.amos import transform as amos_lib
 
-FIXTURES = pathlib.Path(__file__).parents[4] / "shared" / "fixtures" / "amos"
-META = json.loads((FIXTURES / "amos_meta.json").read_text()) if FIXTURES.exists() else None
-CONFIGS = sorted(META["configs"]) if META else []
+FIXTURES = files.GOLDEN / "amos"
+META = json.loads((FIXTURES / "amos_meta.json").read_text())
+CONFIGS = sorted(META["configs"])
 
 
 def golden(config):
@@ -51,7 +51,6 @@ def amos_state(state):
     return next(x for x in jax.tree.leaves(state, is_leaf=is_amos) if is_amos(x))
 
 
-@pytest.mark.skipif(META is None, reason="golden files are not next to this checkout")
 @pytest.mark.parametrize("jit", [True, False], ids=["jit", "op_by_op"])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_golden_trajectory_is_reproduced(config, jit):

@@ -2,7 +2,6 @@
 
 import gzip
 import math
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,11 @@ from flax import linen as nn
 from flax import nnx
 
 import tekoa
+from support import files
 from tekoa.optim.amos import transform
 from tekoa.optim.scales import auto
 from tekoa.optim.scales.auto import scales_of_function
 
-MNIST = pathlib.Path("/work/shared/data/mnist/t10k-images-idx3-ubyte.gz")
 # The scales that the authors of Amos chose manually for this network.
 MANUAL = {
     "Conv_0/kernel": math.sqrt(8 / 9),
@@ -78,9 +77,8 @@ def etas(table):
 def test_mnist_cnn_is_near_the_manual_scales(pool, source):
     images = digits()
     if source == "mnist":
-        if not MNIST.exists():
-            pytest.skip("MNIST is not on this machine")
-        raw = np.frombuffer(gzip.decompress(MNIST.read_bytes())[16:], np.uint8)
+        packed = files.data_set("mnist") / "t10k-images-idx3-ubyte.gz"
+        raw = np.frombuffer(gzip.decompress(packed.read_bytes())[16:], np.uint8)
         images = raw[: 64 * 784].reshape(64, 28, 28, 1) / np.float32(255)
     table = scales_of_function(*cnn(pool), images)
     for name, manual in MANUAL.items():
