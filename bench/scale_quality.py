@@ -353,7 +353,10 @@ def draw(curves, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--data", type=pathlib.Path, default=os.environ.get(ENV), help=f"data sets (default: ${ENV})"
+        "--data",
+        type=pathlib.Path,
+        default=os.environ.get(ENV),
+        help=f"data sets (default: ${ENV})",
     )
     parser.add_argument("--tasks", nargs="*", default=["mnist", "ptb", "shakespeare"])
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds for mnist")
