@@ -151,6 +151,11 @@ def split_carry(variables: Variables) -> tuple[dict[str, PyTree], PyTree]:
     return {k: v for k, v in variables.items() if k != CARRY}, variables.get(CARRY)
 
 
+def new_carry(model: ModelFns, rng: jax.Array, inputs: tuple[Any, ...]) -> PyTree:
+    """Returns the carry before the first batch; jitted, nothing else of the model is computed."""
+    return split_carry(model.init(rng, inputs)[1])[1]
+
+
 def _cast(tree: PyTree, source: Any, target: Any) -> PyTree:
     return jax.tree.map(
         lambda x: jnp.asarray(x, target) if jnp.result_type(x) == source else x, tree

@@ -1,5 +1,6 @@
 """EvalLoop: evaluates a checkpoint and adds the metrics to it."""
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -70,7 +71,7 @@ class EvalLoop:
         self._start: Any = None
         self._has_checked = False
         self._step = jax.jit(self._place.traced(self._make_step()))
-        self._first_carry = jax.jit(lambda rng, x: objective.split_carry(fns.init(rng, x)[1])[1])
+        self._new_carry = jax.jit(functools.partial(objective.new_carry, fns))
 
     def __call__(self, checkpoint: Checkpoint) -> Summary:
         """Returns the checkpoint with this evaluation's metrics added.
@@ -92,7 +93,7 @@ class EvalLoop:
                 inputs = self._task.split(placed)[0]
                 params, variables = self._place.model(self._fns, params, variables, inputs)
                 if state.carry is not None:
-                    carry = self._first_carry(self._rng, inputs)
+                    carry = self._new_carry(self._rng, inputs)
                     variables = objective.merge_carry(variables, carry)
             sums, variables = self._step(params, variables, placed, np.uint32(i), sums)
         if i < 0:

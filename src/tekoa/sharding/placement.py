@@ -170,9 +170,7 @@ class Placement:
         if self.layout is None:
             return form
         self._state = self.layout.shardings(self.layout.state_specs(form, axes))
-        return jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), form, self._state
-        )
+        return jax.tree.map(_with_sharding, form, self._state)
 
     def make(self, init: Callable[..., TrainState], *args: Any) -> TrainState:
         """Creates a state with the shardings determined by `fit`, without unsharded copies."""
@@ -183,6 +181,16 @@ class Placement:
     def state(self, state: TrainState) -> TrainState:
         """Puts a state on the devices determined by `fit`."""
         return state if self._state is None else put_tree(state, self._state)
+
+    def model_shapes(
+        self, fns: ModelFns, inputs: tuple[Any, ...]
+    ) -> tuple[PyTree, Mapping[str, PyTree]]:
+        """Returns the shapes and shardings of a model's arrays, for reading it from disk."""
+        params, variables = jax.eval_shape(fns.init, jax.random.key(0), inputs)
+        if self.layout is None:
+            return params, variables
+        shardings = self.model_shardings(fns, params, variables, inputs)
+        return jax.tree.map(_with_sharding, (params, dict(variables)), shardings)
 
     def new_model(
         self, fns: ModelFns, inputs: tuple[Any, ...]
@@ -293,6 +301,10 @@ class Placement:
             return 1
         rows = layout_lib.local_rows(self.layout, self.layout.n_row_parts)
         return rows.stop - rows.start
+
+
+def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
 def _describe(facts: Mapping[str, Any]) -> str:

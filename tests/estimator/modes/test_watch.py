@@ -1,3 +1,4 @@
+import pathlib
 import shutil
 
 import numpy as np
@@ -7,10 +8,12 @@ from tensorboard.backend.event_processing import event_accumulator
 from tekoa import store
 from tekoa.estimator.cli import main
 from tekoa.estimator.cli.flags import UsageError, parse
+from tekoa.estimator.model_file.program import program_of
 from tekoa.estimator.modes import watch
 from tekoa.estimator.run import run
 from tekoa.store.commit import paths
 from tekoa.store.formats import step as step_lib
+from tekoa.testing import count_compilations
 
 
 class NeverStop:
@@ -134,3 +137,45 @@ def test_waiting_is_reported_once(tmp_path, capsys):
     waiting = watcher(tmp_path, None, "--check_ckpt_every_secs=0", stop_flag=StopLater())
     waiting.run(ignore)
     assert capsys.readouterr().err.count("Waiting for the next checkpoint") == 1
+
+
+FORMS = {
+    "short": ("tiny_model.py",),
+    "short, on a mesh": ("tiny_model.py", "--mesh=data=4,model=2"),
+    "long": ("long_model.py",),
+}
+
+
+@pytest.mark.parametrize("arguments", FORMS.values(), ids=FORMS)
+def test_later_checkpoints_compile_nothing_and_open_no_data(tmp_path, arguments):
+    model, *flags = arguments
+    flags = [f"--model_dir={tmp_path}", "--noprogress", "--eval_pattern=dummy://", *flags]
+    model = str(pathlib.Path(__file__).parents[1] / model)
+    train = ["--train_pattern=dummy://", "--max_train_steps=4", "--check_every_steps=1"]
+    train += ["--train_batch_size=8", "--steps_per_dispatch=1"]
+    assert main.main(["train", model, *flags, *train]) == 0
+
+    opened = run.open_run(parse([f"--module_imp={model}", *flags])[1])
+    n_opens = 0
+
+    def open_data(*args, **kwargs):
+        nonlocal n_opens
+        n_opens += 1
+        return original(*args, **kwargs)
+
+    original = getattr(opened.module, "open_data", None)
+    if original is not None:
+        opened.module.open_data = open_data
+    evaluate = program_of(opened, "eval_wait").evaluation()
+    n_compiled = []
+
+    def count(path, stop_flag):
+        with count_compilations() as compiled:
+            metrics = evaluate(path, stop_flag)
+        n_compiled.append(compiled.total)
+        return metrics
+
+    watch.Watcher(opened, count, NeverStop()).run(ignore)
+    assert n_compiled[0] > 0
+    assert n_compiled[1:] == [0, 0, 0, 0]
+    assert n_opens == (original is not None)

@@ -1,5 +1,6 @@
 """Evaluation and prediction in the long form: runs the `infer_step` of a model file."""
 
+import functools
 import logging
 import types
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,9 @@ Fields = dict[str, Any]
 class Inference:
     """Runs `infer_step` over batches. Mutable state lasts for one pass over the data.
 
+    Steps are restored onto the shapes of `get_infer_state`. Only fields and collections that a
+    checkpoint does not contain are initialised.
+
     Args:
         module: The model file.
         config: What its `load_config` returned.
@@ -38,16 +42,13 @@ class Inference:
 
     def __init__(self, module: types.ModuleType, config: Any, frozen: Any, *, batch_size: int):
         self._module, self._frozen, self._batch_size = module, frozen, batch_size
-        state = module.get_infer_state(config)
-        if not isinstance(state, states.InferState):
-            raise TypeError(
-                "get_infer_state must return a tekoa.estimator.InferState, made by "
-                f"InferState.create; got {type(state).__name__}."
-            )
-        names = [name for name in states.array_fields(state) if name != "ret"]
-        self._start: Fields = {name: getattr(state, name) for name in names}
-        self._start["_vars"] = flax.core.unfreeze(state._vars)
-        self._frame = state.replace(ret=None, **dict.fromkeys(names))
+        self._config = config
+        shapes = jax.eval_shape(self._new_state)
+        names = [name for name in states.array_fields(shapes) if name != "ret"]
+        self._shapes: Fields = _fields(shapes, names)
+        # Functions and settings only.
+        self._frame = shapes.replace(ret=None, **dict.fromkeys(names))
+        self._initial = functools.cache(self._compute_initial)
         self._step = jax.jit(self._run)
 
     def results(
@@ -81,6 +82,19 @@ class Inference:
         for entry in pending:
             yield _to_host(*entry)
 
+    def _new_state(self) -> states.InferState:
+        state = self._module.get_infer_state(self._config)
+        if not isinstance(state, states.InferState):
+            raise TypeError(
+                "get_infer_state must return a tekoa.estimator.InferState, made by "
+                f"InferState.create; got {type(state).__name__}."
+            )
+        return state
+
+    def _compute_initial(self, names: tuple[str, ...]) -> Fields:
+        """Returns the initial values of some fields; what they do not need is not computed."""
+        return jax.jit(lambda: _fields(self._new_state(), names))()
+
     def _run(self, fields: Fields, batch: Any) -> tuple[Fields, PyTree]:
         state = self._module.infer_step(self._frozen, batch, self._frame.replace(**fields))
         if not isinstance(state, states.InferState):
@@ -105,12 +119,12 @@ class Inference:
 
     def _restore(self, path: str | None) -> Fields:
         if path is None:
-            return self._start
+            return self._initial(tuple(self._shapes))
         step = restore.open_together(path)
         items = {name[0] for name in step.index.leaves}
         params = "average" if "average" in items else "model_params"
-        targets = {params: self._start["params"]}
-        variables = self._start["_vars"]
+        targets = {params: self._shapes["params"]}
+        variables = self._shapes["_vars"]
         if variables and "model_state" in items:
             targets["model_state"] = variables
         elif variables and self._frame.save_mutable:
@@ -118,13 +132,23 @@ class Inference:
         elif variables and "carry" in items:
             _log_not_restored(variables)
         restored = restore.restore_step(step, targets).items
-        carry = restored.get("carry", {"collections": variables})
-        return {
-            **self._start,
+        fields = {
             "step": jnp.asarray(step.index.step, jnp.int32),
             "params": restored[params],
-            "_vars": restored.get("model_state", carry["collections"]),
         }
+        if "model_state" in restored:
+            fields["_vars"] = restored["model_state"]
+        elif "carry" in restored:
+            fields["_vars"] = restored["carry"]["collections"]
+        missing = tuple(name for name in self._shapes if name not in fields)
+        return {**self._initial(missing), **fields}
+
+
+def _fields(state: states.InferState, names: Iterable[str]) -> Fields:
+    fields = {name: getattr(state, name) for name in names}
+    if "_vars" in fields:
+        fields["_vars"] = flax.core.unfreeze(fields["_vars"])
+    return fields
 
 
 def _log_not_restored(variables: PyTree) -> None:

@@ -85,14 +85,16 @@ class ShortProgram:
         inputs = experiment.split(next(iter(passes)))[0]
         eval_task = task.EvalTask(metrics=experiment.metrics, data=passes, split=experiment.split)
 
+        reader = eval_state.EvalReader(fns, inputs, layout)
+
         # One loop for all checkpoints: a new one would trace and compile again.
         @functools.cache
         def loop_with(stop_flag: Any) -> evaluate.EvalLoop:
             return evaluate.EvalLoop(eval_task, model=fns, layout=layout, stop_flag=stop_flag)
 
         def run(path: str | None, stop_flag: Any) -> dict[str, float]:
-            checkpoint = eval_state.load_for_eval(path, fns, inputs, layout)
-            return experiment.finish_metrics(loop_with(stop_flag)(checkpoint).metrics["eval"])
+            summary = loop_with(stop_flag)(reader.load(path))
+            return experiment.finish_metrics(summary.metrics["eval"])
 
         return run
 
@@ -105,13 +107,15 @@ class ShortProgram:
         first = next(batches, None)
         if first is None:
             return
-        inputs, layout = experiment.split(first)[0], self._data.layout
-        state = eval_state.load_for_eval(path, fns, inputs, layout).state
+        layout, rng = self._data.layout, jax.random.key(0)
+        state = eval_state.EvalReader(fns, experiment.split(first)[0], layout).load(path).state
         place = Placement(layout)
-        variables = objective.merge_carry(state.variables, state.carry)
-        params, variables = place.model(fns, state.eval_params, variables, inputs)
+        inputs = experiment.split(place.batch(first))[0]
+        params, variables = place.model(fns, state.eval_params, state.variables, inputs)
+        if state.carry is not None:
+            carry = jax.jit(functools.partial(objective.new_carry, fns))(rng, inputs)
+            variables = objective.merge_carry(variables, carry)
         step = place.jit_gathered(steps.make_predict_step(fns, split=experiment.split))
-        rng = jax.random.key(0)
         for i, batch in enumerate(itertools.chain([first], batches)):
             if stop_flag.is_set():
                 return

@@ -1,5 +1,6 @@
-"""Loads a stored step of any format as a checkpoint for evaluation."""
+"""Loads stored steps of any format as checkpoints for evaluation."""
 
+import logging
 import os
 import pathlib
 from typing import Any
@@ -11,6 +12,7 @@ from tekoa import hosts
 from tekoa.core import objective
 from tekoa.core.model import ModelFns
 from tekoa.core.state import Health, TrainState
+from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.loop.checkpoint import Summary
 from tekoa.sharding.layout import Layout
@@ -19,58 +21,87 @@ from tekoa.store.commit import paths, together
 from tekoa.store.formats import step as step_lib
 from tekoa.store.read import newest, restore
 
+_log = logging.getLogger("tekoa")
 
-def load_for_eval(
-    path: str | os.PathLike[str] | None,
-    fns: ModelFns,
-    inputs: tuple[Any, ...],
-    layout: Layout | None = None,
-) -> Summary:
-    """Loads the parameters (their average, if stored) and variables of a step.
+
+class EvalReader:
+    """Loads the parameters (their average, if stored) and variables of stored steps.
+
+    Shapes and shardings are determined once, without computing an initial value. Each step is
+    restored onto them, so that no process ever holds an unsharded copy.
 
     Args:
-        path: The directory of one step; None keeps the initial values of the model.
         fns: The model.
         inputs: Sample inputs.
         layout: The layout of the arrays; each shard is read where it belongs.
-
-    Raises:
-        errors.MismatchError: If the step does not fit the model; lists all differences.
     """
-    params, variables = Placement(layout).new_model(fns, inputs)
-    variables, carry = objective.split_carry(variables)
-    step = 0
-    if path is not None:
+
+    def __init__(self, fns: ModelFns, inputs: tuple[Any, ...], layout: Layout | None = None):
+        self._fns, self._inputs = fns, inputs
+        self._place = Placement(layout)
+        self._params, variables = self._place.model_shapes(fns, inputs)
+        self._variables, self._carry = objective.split_carry(variables)
+
+    def load(self, path: str | os.PathLike[str] | None) -> Summary:
+        """Returns a stored step as a checkpoint.
+
+        Its carry, if the model has one, is only a shape: an evaluation starts from a new carry.
+
+        Args:
+            path: The directory of the step; None creates the initial values of the model.
+
+        Raises:
+            errors.MismatchError: If the step does not fit the model; lists all differences.
+        """
+        if path is None:
+            params, variables = self._initial()
+            return self._summary(0, params, variables)
         stored = restore.open_together(path)
         index = stored.index
         has_average = any(name[0] == "average" for name in index.leaves)
         item = "average" if has_average else "model_params"
-        targets = {item: params}
+        targets = {item: self._params}
         if "model_state" in index.items:
-            targets["model_state"] = variables
+            targets["model_state"] = self._variables
         restored = restore.restore_step(stored, targets).items
-        step, params = index.step, restored[item]
-        variables = restored.get("model_state", variables)
-    state = TrainState(
-        step=jnp.asarray(step, jnp.int32),
-        params=params,
-        variables=variables,
-        opt_state=(),
-        average=None,
-        carry=carry,
-        rng=jax.random.key(0),
-        sums={},
-        health=Health.zero(),
-    )
-    return Summary(
-        state=state,
-        step=step,
-        loss=jnp.full((), jnp.nan),
-        grads=None,
-        n_completed_steps=0,
-        elapsed_time=0.0,
-        metrics={"train": {}},
-    )
+        variables = restored.get("model_state")
+        if variables is None:
+            variables = self._variables and self._missing_variables(path)
+        return self._summary(index.step, restored[item], variables)
+
+    def _initial(self) -> tuple[PyTree, dict[str, PyTree]]:
+        params, variables = self._place.new_model(self._fns, self._inputs)
+        return params, objective.split_carry(variables)[0]
+
+    def _missing_variables(self, path: str | os.PathLike[str]) -> dict[str, PyTree]:
+        _log.warning(
+            "%s contains no %s; they start from their initial values.",
+            path,
+            ", ".join(self._variables),
+        )
+        return self._initial()[1]
+
+    def _summary(self, step: int, params: PyTree, variables: dict[str, PyTree]) -> Summary:
+        state = TrainState(
+            step=jnp.asarray(step, jnp.int32),
+            params=params,
+            variables=variables,
+            opt_state=(),
+            average=None,
+            carry=self._carry,
+            rng=jax.random.key(0),
+            sums={},
+            health=Health.zero(),
+        )
+        return Summary(
+            state=state,
+            step=step,
+            loss=jnp.full((), jnp.nan),
+            grads=None,
+            n_completed_steps=0,
+            elapsed_time=0.0,
+            metrics={"train": {}},
+        )
 
 
 def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.Path:
