@@ -1,3 +1,5 @@
+import dataclasses
+
 import equinox as eqx
 import haiku as hk
 import jax
@@ -11,6 +13,7 @@ import tekoa
 from tekoa.bridges.any_model import as_model_fns
 from tekoa.bridges.scales import find_scales
 from tekoa.optim.scales import auto
+from tekoa.optim.scales.roles import Role
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 BATCH = X, X[:, :3]
@@ -111,3 +114,19 @@ def test_variables_do_not_count_as_parameters():
 
     table = find_scales(Normed(), loss, BATCH)
     assert {row.name[0] for row in table} == {"BatchNorm_0", "Dense_0"}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_every_library_accepts_shapes_and_has_the_same_roles(make):
+    model, apply = make()
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), BATCH)
+    table = find_scales(model, loss, shapes, apply=apply)
+    roles = {row.name[-2][-4:]: row.role for row in table if len(row.shape) == 2}
+    body = Role(kind="contracted", contracted=(0,), free=(1,))
+    assert roles == {"body": body, "head": dataclasses.replace(body, is_output=True)}
+
+
+def test_model_that_returns_its_loss():
+    apply = lambda params, x: loss(forward(params, x), x[:, :3])
+    table = find_scales(init, None, (X, ()), apply=apply)
+    assert table["head/kernel"].role.is_output

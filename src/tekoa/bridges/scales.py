@@ -1,9 +1,10 @@
-"""Amos scales for models of every supported library."""
+"""Scales and roles for models of every supported library."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from tekoa.bridges import any_model
 from tekoa.core import batch as batches
@@ -13,13 +14,13 @@ from tekoa.optim.scales import auto, table
 
 def find_scales(
     model: Any,
-    loss: Callable[..., Any],
+    loss: Callable[..., Any] | None,
     batch: Any,
     *,
     apply: Callable[..., Any] | None = None,
     split: objective.Split = batches.split_batch,
 ) -> table.ScaleTable:
-    """Finds the Amos scale and slot shape of every parameter from the model's loss.
+    """Finds the scale, slot shape and role of every parameter from the model's loss.
 
     Parameters are not initialised; only their shapes are needed. For a plain function of
     parameters use `scales_of_function`.
@@ -27,8 +28,8 @@ def find_scales(
     Args:
         model: Anything that `TrainLoop` accepts: a Linen, NNX or Equinox module, a Haiku
             transformed pair, `ModelFns`, or an init function or parameters with `apply`.
-        loss: `loss(*outputs, *targets)`, as in `TrainTask`.
-        batch: One batch of training data.
+        loss: `loss(*outputs, *targets)`, as in `TrainTask`; None if the model returns the loss.
+        batch: One batch of training data, or its shapes as `jax.ShapeDtypeStruct`.
         apply: The function that runs the model, if `model` does not include it.
         split: Splits a batch into inputs and targets, as in `TrainTask`.
 
@@ -39,19 +40,27 @@ def find_scales(
     >>> model = any_model.as_model_fns({'w': jnp.zeros((100, 10))}, lambda p, x: x @ p['w'])
     >>> batch = 2 * jnp.ones((8, 100)), jnp.zeros((8, 10))
     >>> print(find_scales(model, lambda y, target: jnp.mean((y - target) ** 2), batch))
-    name  shape      eta   slot     reason
-    w     (100, 10)  0.05  (1, 10)  contracted over axes 0: 100 terms of rms 2
+    name  shape      eta   slot     role       reason
+    w     (100, 10)  0.05  (1, 10)  cf output  contracted over axes 0: 100 terms of rms 2
     """
     fns = any_model.as_model_fns(model, apply)
     rng = jax.random.key(0)
     inputs, targets = split(batch)
     params, _ = jax.eval_shape(fns.init, rng, inputs)
-    variables = jax.jit(lambda rng, inputs: fns.init(rng, inputs)[1])(rng, inputs)
+    # Running averages start with values that matter; XLA drops the computation of parameters.
+    variables = jax.jit(lambda rng, inputs: fns.init(rng, inputs)[1])(rng, _as_arrays(inputs))
 
     def compute_loss(params: Any, variables: Any, inputs: Any, targets: Any) -> Any:
         # Without dropout: the scale is that of the model in evaluation.
         outputs, _ = fns.apply(params, variables, inputs, rng=rng, train=False)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        return loss(*outputs, *targets)
+        return outputs if loss is None else loss(*outputs, *targets)
 
     return auto.scales_of_function(compute_loss, params, variables, inputs, targets)
+
+
+def _as_arrays(inputs: Any) -> Any:
+    """Returns zeros in place of shapes."""
+    return jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, inputs
+    )

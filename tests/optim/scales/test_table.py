@@ -31,7 +31,7 @@ def test_rows_are_found_by_position_path_and_name():
 
 def test_table_prints_aligned_and_marks_unplaced_rows():
     lines = str(ScaleTable(rows())).split("\n")
-    assert lines[0].split() == ["name", "shape", "eta", "slot", "reason"]
+    assert lines[0].split() == ["name", "shape", "eta", "slot", "role", "reason"]
     starts = {line.index(word) for line, word in zip(lines, ("reason", "r1", "NOT PLACED", "r3"))}
     assert len(starts) == 1
     assert lines[2].endswith("NOT PLACED: no rule")

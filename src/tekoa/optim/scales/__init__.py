@@ -8,7 +8,8 @@
 4. An equation that involves a parameter is handled by a rule of `rules`: `moves` keep the
    view; `pointwise` and `contractions` record how the parameter is used, and continue with
    a result of the rms it would have in a trained network; `control_flow` enters loops.
-5. `uses` collects the uses of each parameter and turns them into a `ScaleDecision`.
+5. `uses` collects the uses of each parameter and turns them into a `ScaleDecision`; `roles`
+   holds what the parameter's axes do in them.
 6. `table.ScaleTable` prints the rows and provides `eta_fn` and `shape_fn` for `amos`.
 """
 

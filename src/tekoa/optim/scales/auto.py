@@ -1,8 +1,8 @@
-"""Scales, slot shapes and learning rate of Amos, derived from the model.
+"""Scales, slot shapes and roles of parameters, and Amos, derived from the model.
 
 `scales_of_function` traces the model, interprets it once (on a real batch, or from shapes
-alone), and returns for every parameter the expected size of its entries and the axes that
-can share a slot. `amos_for` creates the optimizer from that. For models of a library, see
+alone), and returns for every parameter the expected size of its entries, the axes that can
+share a slot, and its role. `amos_for` creates the optimizer from that. For models of a library, see
 `tekoa.find_scales`.
 """
 
@@ -20,7 +20,7 @@ from tekoa.optim.scales.table import ScaleTable as ScaleTable
 
 
 def scales_of_function(fn: Callable[..., Any], params: trees.PyTree, *batch: Any) -> ScaleTable:
-    """Finds the scale and slot shape of every parameter of a function.
+    """Finds the scale, slot shape and role of every parameter of a function.
 
     Nothing is trained; a real batch takes seconds on CPU. If `batch` contains
     `jax.ShapeDtypeStruct` instead of arrays, no array of the model's size is computed, and
@@ -45,9 +45,9 @@ def scales_of_function(fn: Callable[..., Any], params: trees.PyTree, *batch: Any
     >>> params = {'w': jnp.zeros((100, 10)), 'b': jnp.zeros(10)}
     >>> fn = lambda p, x: x @ p['w'] + p['b']
     >>> print(scales_of_function(fn, params, 2 * jnp.ones((8, 100))))
-    name  shape      eta   slot     reason
-    b     (10,)      0.5   ()       added to data of rms 1
-    w     (100, 10)  0.05  (1, 10)  contracted over axes 0: 100 terms of rms 2
+    name  shape      eta   slot     role       reason
+    b     (10,)      0.5   ()       f output   added to data of rms 1
+    w     (100, 10)  0.05  (1, 10)  cf output  contracted over axes 0: 100 terms of rms 2
     """
     leaves = trace.check_leaves(params)
     arrays, merge = trace.split_static(batch)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from tekoa.core import trees
-from tekoa.optim.scales import interpreter, views
+from tekoa.optim.scales import interpreter, roles, views
 from tekoa.optim.scales import uses as uses_lib
 from tekoa.optim.scales import values as values_lib
 from tekoa.optim.scales.rules import contractions, control_flow, moves, pointwise
@@ -75,7 +75,7 @@ def _read(
         tied_scales=tied_scales,
         targets=targets,
     )
-    outputs = reader.run(jaxpr, _inputs(reader, leaves, arrays))
+    outputs = [reader.settle(x) for x in reader.run(jaxpr, _inputs(reader, leaves, arrays))]
     decisions, new_tied_scales = {}, {}
     for i, pools in reader.record.by_param.items():
         decisions[i] = uses_lib.decide(pools, tuple(leaves[i].shape))
@@ -148,7 +148,21 @@ def _row(result: ReadResult, i: int, name: trees.Name, leaf: Any) -> ScaleRow:
     if i not in result.decisions:
         note = result.record.notes.get(i, "used in no way that has a rule")
         return _fallback_row(name, leaf, note)
-    return ScaleRow(name=name, shape=tuple(leaf.shape), **vars(result.decisions[i]))
+    decision, shape = result.decisions[i], tuple(leaf.shape)
+    role = dataclasses.replace(
+        roles.complete(decision.use.role, shape),
+        is_output=not result.record.is_followed(i, decision.use.kind),
+        is_tied=decision.is_tied,
+    )
+    return ScaleRow(
+        name=name,
+        shape=shape,
+        eta=decision.eta,
+        eta_by_slice=decision.eta_by_slice,
+        slot_shape=decision.slot_shape,
+        role=role,
+        reason=decision.reason,
+    )
 
 
 def _fallback_row(name: trees.Name, leaf: Any, reason: str) -> ScaleRow:
@@ -165,6 +179,7 @@ def _fallback_row(name: trees.Name, leaf: Any, reason: str) -> ScaleRow:
         shape=shape,
         eta=rms or math.prod(shape[:-1]) ** -0.5,
         slot_shape=shape if len(shape) > 1 else (),
+        role=roles.complete(roles.UNKNOWN, shape),
         reason=f"{reason}; {fallback}",
         placed=False,
     )

@@ -34,6 +34,18 @@ LINEAR = {
 # fmt: on
 # Values combined by these are in the same space and should have the same scale.
 SAME_SPACE = {"add", "concatenate"}
+# fmt: off
+# After these, rows that the batch has selected are still those rows.
+MOVES_ROWS = {
+    "broadcast_in_dim", "convert_element_type", "copy", "reduce_precision", "reshape",
+    "sharding_constraint", "squeeze", "transpose",
+}
+# These decide by themselves what selected rows are.
+HANDLES_ROWS = {
+    "checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "dot_general", "jit", "pjit", "remat", "remat2",
+}
+# fmt: on
 
 
 class Reader:
@@ -60,6 +72,7 @@ class Reader:
         self.record = uses.UseRecord()
         self.shapes_only = shapes_only
         self.tied_scales, self.targets = tied_scales, targets
+        self.lookups: dict[int, uses.Use] = {}  # How the batch selects rows of a parameter.
         self._always, self._on_views = always, on_views
         self._n_rngs = 0
         self._draws: dict[Any, np.ndarray] = {}
@@ -83,6 +96,18 @@ class Reader:
         return [_read(v, env) for v in jaxpr.outvars]
 
     def _run_equation(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        if any(value.gathered for value in inputs):
+            if eqn.primitive.name in MOVES_ROWS:
+                return self._move_rows(eqn, inputs)
+            if eqn.primitive.name not in HANDLES_ROWS:
+                inputs = [self.settle(value) for value in inputs]
+        outs = self._apply_rule(eqn, inputs)
+        new_uses = self.record.take_new_bits()
+        if not new_uses:
+            return outs
+        return [dataclasses.replace(out, uses=out.uses | new_uses) for out in outs]
+
+    def _apply_rule(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         name = eqn.primitive.name
         if name in self._always:
             return self._always[name](self, eqn, inputs)
@@ -91,6 +116,21 @@ class Reader:
                 return self._on_views[name](self, eqn, inputs)
             self.note(inputs, f"used by {name!r}, for which there is no rule")
         return self.plain(eqn, inputs)
+
+    def _move_rows(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        """Moves rows that the batch has selected, which may yet turn out to be kernels."""
+        as_views = [with_views(value, value.gathered) for value in inputs]
+        outs = self._on_views[eqn.primitive.name](self, eqn, as_views)
+        if not all(out.views for out in outs):
+            return self.plain(eqn, [self.settle(value) for value in inputs])
+        return [dataclasses.replace(out, views=(), gathered=out.views) for out in outs]
+
+    def settle(self, value: Value) -> Value:
+        """Records rows that the batch has selected as rows of an embedding."""
+        for view in value.gathered:
+            self.record.add(view, self.lookups[view.param])
+        new_uses = self.record.take_new_bits()
+        return dataclasses.replace(value, gathered=(), uses=value.uses | new_uses)
 
     def plain(
         self, eqn: Any, inputs: Sequence[Value], data: Sequence[Any] | None = None
@@ -102,6 +142,7 @@ class Reader:
     def outputs(self, eqn: Any, inputs: Sequence[Value], data: Sequence[Any]) -> list[Value]:
         """Wraps data computed from `inputs` as the output values of an equation."""
         deps = union(inputs)
+        input_uses = union_of_uses(inputs)
         sources = {value.source for value in inputs if value.source}
         if eqn.primitive.name in SAME_SPACE and len(sources) > 1:
             self.record.neighbours.append({param for source in sources for param in source})
@@ -112,6 +153,7 @@ class Reader:
                 dtype=var.aval.dtype,
                 data=x,
                 deps=deps if jnp.issubdtype(var.aval.dtype, jnp.inexact) else deps & BATCH,
+                uses=input_uses if jnp.issubdtype(var.aval.dtype, jnp.inexact) else 0,
                 source=min(sources) if is_linear else (),
             )
             for var, x in zip(eqn.outvars, data, strict=True)
@@ -165,6 +207,11 @@ def constant(x: Any, aval: Any = None) -> Value:
 def union(values: Sequence[Value]) -> int:
     """Returns everything these values depend on, as in `Value.deps`."""
     return functools.reduce(operator.or_, (value.deps for value in values), 0)
+
+
+def union_of_uses(values: Sequence[Value]) -> int:
+    """Returns all uses of parameters that these values depend on, as in `Value.uses`."""
+    return functools.reduce(operator.or_, (value.uses for value in values), 0)
 
 
 def views_of(values: Sequence[Value]) -> list[views_lib.View]:

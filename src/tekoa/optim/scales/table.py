@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tekoa.core import messages, trees
+from tekoa.optim.scales.roles import UNKNOWN, Role
 
 
 class UnknownParameterError(LookupError):
@@ -22,6 +23,7 @@ class ScaleRow:
     eta: float  # The expected scale of its entries.
     slot_shape: tuple[int, ...]  # Of the optimizer's slots: 1 along averaged axes.
     reason: str  # Why eta has this value.
+    role: Role = UNKNOWN  # What the parameter does in the model.
     placed: bool = True  # Whether eta comes from a rule; otherwise it is the fallback.
     eta_by_slice: np.ndarray | None = None  # If slices differ; broadcasts to the parameter.
 
@@ -33,10 +35,11 @@ class ScaleTable:
     arguments of `amos`.
 
     >>> row = ScaleRow(name=('dense', 'kernel'), shape=(4, 2), eta=0.5, slot_shape=(1, 2),
+    ...                role=Role(kind='contracted', contracted=(0,), free=(1,)),
     ...                reason='contracted over axes 0: 4 terms of rms 1')
     >>> print(ScaleTable([row]))
-    name          shape   eta  slot    reason
-    dense/kernel  (4, 2)  0.5  (1, 2)  contracted over axes 0: 4 terms of rms 1
+    name          shape   eta  slot    role       reason
+    dense/kernel  (4, 2)  0.5  (1, 2)  cf hidden  contracted over axes 0: 4 terms of rms 1
     """
 
     def __init__(self, rows: list[ScaleRow]):
@@ -67,6 +70,11 @@ class ScaleTable:
         """The rows whose scale is the fallback because no rule applied."""
         return [row for row in self.rows if not row.placed]
 
+    @property
+    def roles(self) -> dict[str, Role]:
+        """The role of every parameter, by its joined name."""
+        return {name: row.role for name, row in self._by_name.items()}
+
     def eta_fn(self, name: trees.Name, shape: tuple[int, ...]) -> Any:
         """Returns the scale of a parameter: a number, or an array if its slices differ."""
         row = self._row(name, shape)
@@ -86,11 +94,11 @@ class ScaleTable:
         return row
 
     def __str__(self) -> str:
-        lines = [("name", "shape", "eta", "slot", "reason")]
+        lines = [("name", "shape", "eta", "slot", "role", "reason")]
         for row in self.rows:
             reason = row.reason if row.placed else f"NOT PLACED: {row.reason}"
             cells = "/".join(row.name), str(row.shape), f"{row.eta:.3g}", str(row.slot_shape)
-            lines.append((*cells, reason))
+            lines.append((*cells, str(row.role), reason))
         widths = [max(map(len, column)) for column in zip(*lines)]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()

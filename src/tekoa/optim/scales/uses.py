@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tekoa.optim.scales import views
+from tekoa.optim.scales import roles, views
 
 BIAS_SCALE = 0.5  # Scale of a bias relative to the rms of the data it is added to.
 
@@ -21,21 +21,22 @@ class UseKind:
     """A way of using a parameter, with its formula for the scale."""
 
     verb: str
+    role: roles.Kind
     eta: Callable[[float, float], float]  # (number of terms, mean square of the other operand).
     weak: bool = False  # Counts only if there is no other use.
     shrinks: bool = True  # Whether a constant factor on the parameter divides its scale.
 
 
-CONTRACTED = UseKind("contracted", lambda n_terms, ms: 1 / math.sqrt(n_terms * ms))
+CONTRACTED = UseKind("contracted", "contracted", lambda n_terms, ms: 1 / math.sqrt(n_terms * ms))
 # Two parameters that are contracted share the scale: n * eta**4 = 1.
-PAIRED = UseKind("contracted with a parameter", lambda n_terms, ms: n_terms**-0.25)
-ADDED = UseKind("added to data", lambda n_terms, ms: BIAS_SCALE * math.sqrt(ms))
-JOINED = UseKind("placed beside data", lambda n_terms, ms: math.sqrt(ms))
-MULTIPLIED = UseKind("multiplied", lambda n_terms, ms: 1.0, shrinks=False)
+PAIRED = UseKind("contracted with a parameter", "paired", lambda n_terms, ms: n_terms**-0.25)
+ADDED = UseKind("added to data", "added", lambda n_terms, ms: BIAS_SCALE * math.sqrt(ms))
+JOINED = UseKind("placed beside data", "placed", lambda n_terms, ms: math.sqrt(ms))
+MULTIPLIED = UseKind("multiplied", "multiplied", lambda n_terms, ms: 1.0, shrinks=False)
 # In `x * (1 + scale)` the sum has the scale of the constant, the parameter that of a bias.
-MULTIPLIED_SUM = UseKind("multiplied", lambda n_terms, ms: BIAS_SCALE * math.sqrt(ms))
-LOOKED_UP = UseKind("looked up", lambda n_terms, ms: 1.0, shrinks=False)
-ARGUMENT = UseKind("argument", lambda n_terms, ms: 1.0, weak=True, shrinks=False)
+MULTIPLIED_SUM = UseKind("multiplied", "multiplied", lambda n_terms, ms: BIAS_SCALE * math.sqrt(ms))
+LOOKED_UP = UseKind("looked up", "looked up", lambda n_terms, ms: 1.0, shrinks=False)
+ARGUMENT = UseKind("argument", "argument", lambda n_terms, ms: 1.0, weak=True, shrinks=False)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class Use:
     part: views.Part = ()  # Which slice; () for the full parameter.
     target: float = 1.0  # The rms that the result should have.
     detail: str = ""  # Added to the reason.
+    # The axes of the parameter; the same for all occurrences of a use.
+    role: roles.Role = dataclasses.field(default=roles.UNKNOWN, compare=False)
 
 
 @dataclasses.dataclass
@@ -73,6 +76,10 @@ class UseRecord:
     fed_by: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     # Sets of parameters whose results are added or concatenated.
     neighbours: list[set[int]] = dataclasses.field(default_factory=list)
+    # Bits of the uses, as in `Value.uses`, whose result another kernel is applied to.
+    followed: int = 0
+    _bits: dict[tuple[int, UseKind], int] = dataclasses.field(default_factory=dict)
+    _new_bits: int = 0
     _order: dict[tuple[int, views.Part], int] = dataclasses.field(default_factory=dict)
 
     def order(self, view: views.View) -> int:
@@ -87,9 +94,19 @@ class UseRecord:
         if use.kind.shrinks:
             gain = view.gain**2 or 1.0
             ms = ms * gain if use.kind is CONTRACTED else ms / gain
+        self._new_bits |= self._bits.setdefault((view.param, use.kind), 1 << len(self._bits))
         use = dataclasses.replace(use, part=view.part)
         pool = self.by_param.setdefault(view.param, {}).setdefault(use, Pool())
         pool.total, pool.n = pool.total + ms, pool.n + 1
+
+    def take_new_bits(self) -> int:
+        """Returns the bits of the uses added since the last call."""
+        bits, self._new_bits = self._new_bits, 0
+        return bits
+
+    def is_followed(self, param: int, kind: UseKind) -> bool:
+        """Whether another kernel is applied to the result of this use."""
+        return bool(self._bits.get((param, kind), 0) & self.followed)
 
     def note(self, view: views.View, reason: str) -> None:
         """Notes why a use gives no scale, which is shown if no other use gives one."""
@@ -107,6 +124,8 @@ class ScaleDecision:
     eta_by_slice: np.ndarray | None  # If slices differ; broadcasts to the parameter.
     slot_shape: tuple[int, ...]
     reason: str
+    use: Use  # The one that decides.
+    is_tied: bool  # Whether it is a kernel in more than one way.
 
 
 def decide(pools: dict[Use, Pool], shape: tuple[int, ...]) -> ScaleDecision:
@@ -148,7 +167,15 @@ def _decision(
     if by_slice is not None:
         reason += f"; {by_slice.size} slices, {by_slice.min():.3g} to {by_slice.max():.3g}"
     slot_shape = _slot_shape(use, shape)
-    return ScaleDecision(eta=eta, eta_by_slice=by_slice, slot_shape=slot_shape, reason=reason)
+    ways = {(other.kind, other.reduced) for other in pools if other.kind.role in roles.KERNELS}
+    return ScaleDecision(
+        eta=eta,
+        eta_by_slice=by_slice,
+        slot_shape=slot_shape,
+        reason=reason,
+        use=use,
+        is_tied=len(ways) > 1,
+    )
 
 
 def _slot_shape(use: Use, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -45,7 +45,10 @@ class Value:
         views: Where the parameter's axes are, if it is a parameter that was only moved;
             several if parameters were joined or summed.
         product: If it was just multiplied by a parameter: the parameter's view, and the mean
-            square of the other factor.
+            square and the uses of the other factor.
+        gathered: If it is rows that the batch has selected from parameters and that were only
+            moved since: where the parameters' axes are.
+        uses: Bits of the uses of parameters that it depends on; see `UseRecord`.
         source: The parameters whose contraction it is, up to linear operations.
     """
 
@@ -54,7 +57,9 @@ class Value:
     data: Any = None
     deps: int = 0
     views: tuple[views_lib.View, ...] = ()
-    product: tuple[views_lib.View, float] | None = None
+    product: tuple[views_lib.View, float, int] | None = None
+    gathered: tuple[views_lib.View, ...] = ()
+    uses: int = 0
     source: tuple[int, ...] = ()
 
     @property
@@ -66,6 +71,11 @@ class Value:
     def from_params(self) -> bool:
         """Whether it has a gradient with respect to some parameter."""
         return self.deps > BATCH
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is computed from parameters alone."""
+        return self.from_params and not self.from_batch
 
 
 def param_bit(param: int) -> int:

@@ -35,7 +35,7 @@ class View:
     @classmethod
     def whole(cls, param: int, shape: Sequence[int]) -> "View":
         """Returns the view of a complete, unchanged parameter."""
-        return cls(param=param, axes=tuple(((i, n),) if n > 1 else () for i, n in enumerate(shape)))
+        return cls(param=param, axes=tuple(((i, n),) for i, n in enumerate(shape)))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,8 +43,8 @@ class View:
         return tuple(math.prod(size for _, size in pieces) for pieces in self.axes)
 
     def param_axes(self, axes: Iterable[int]) -> frozenset[int]:
-        """Returns the axes of the parameter that lie along these axes of the value."""
-        return frozenset(axis for i in axes for axis, _ in self.axes[i] if axis != NEW)
+        """Returns the axes of the parameter, longer than 1, along these axes of the value."""
+        return frozenset(axis for i in axes for axis, n in self.axes[i] if axis != NEW and n > 1)
 
     def n_shards(self, param_axes: Iterable[int]) -> int:
         """Returns the number of shards that these axes of the parameter are divided into."""
@@ -62,7 +62,8 @@ class View:
         """Moves axis i of the value to `dimensions[i]` of `shape`; other axes are new."""
         axes = [_new(n) for n in shape]
         for pieces, d in zip(self.axes, dimensions, strict=True):
-            axes[d] = pieces or axes[d]
+            is_single = math.prod(n for _, n in pieces) == 1
+            axes[d] = pieces + axes[d] if is_single else pieces
         return self._with_axes(axes)
 
     def reshaped(self, shape: Sequence[int]) -> "View | None":
@@ -70,7 +71,7 @@ class View:
         pieces = collections.deque(piece for axis in self.axes for piece in axis)
         axes = []
         for n in shape:
-            axis = _pop_pieces(pieces, n)
+            axis = pop_pieces(pieces, n)
             if axis is None:
                 return None
             axes.append(axis)
@@ -101,7 +102,7 @@ class View:
         for i, (size, shard_size) in enumerate(zip(self.shape, shape, strict=True)):
             if shard_size != size:
                 axis = _main(self.axes[i])
-                axes[i] = ((axis, shard_size),) if shard_size > 1 else ()
+                axes[i] = ((axis, shard_size),)
                 shards += ((axis, size // shard_size),)
         return dataclasses.replace(self, axes=tuple(axes), shards=shards)
 
@@ -126,8 +127,10 @@ def _main(pieces: Sequence[Piece]) -> int:
     return max(pieces, key=lambda piece: (piece[0] != NEW, piece[1]), default=(NEW, 1))[0]
 
 
-def _pop_pieces(pieces: collections.deque[Piece], n: int) -> tuple[Piece, ...] | None:
+def pop_pieces(pieces: collections.deque[Piece], n: int) -> tuple[Piece, ...] | None:
     """Removes pieces with n entries in total from the front, splitting the last if needed."""
+    if n == 1:
+        return (pieces.popleft(),) if pieces and pieces[0][1] == 1 else ()
     popped = []
     while n > 1:
         if not pieces:

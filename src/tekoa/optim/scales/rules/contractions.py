@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tekoa.optim.scales import uses, values
-from tekoa.optim.scales.interpreter import Reader, Rule, views_of
+from tekoa.optim.scales import roles, uses, values
+from tekoa.optim.scales.interpreter import Reader, Rule, views_of, with_views
 from tekoa.optim.scales.rules import pointwise, samples
 from tekoa.optim.scales.uses import Use
 from tekoa.optim.scales.values import Samples, Value
+from tekoa.optim.scales.views import View
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class _Axes:
     batch: tuple[int, ...] = ()  # In both operands and the result: ensemble members, experts.
     contracted: tuple[int, ...] = ()
     free: tuple[int, ...] = ()
+    groups: tuple[int, int] | None = None  # An axis, and the number of kernels along it.
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -42,7 +44,12 @@ def dot_general(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     for value, contracted, batch in zip(inputs, *numbers):
         free = tuple(i for i in range(len(value.shape)) if i not in {*contracted, *batch})
         axes.append(_Axes(batch=tuple(batch), contracted=tuple(contracted), free=free))
+    if any(value.gathered for value in inputs):
+        if _are_kernels(reader, inputs, axes):
+            return _contract_rows(reader, eqn, inputs, axes)
+        inputs = [reader.settle(value) for value in inputs]
     if not any(value.views for value in inputs):
+        _mark_followed(reader, inputs, [value.is_weight for value in inputs])
         return _average(reader, eqn, inputs, axes)
     if not axes[0].contracted:
         return pointwise.multiply(reader, eqn, inputs)
@@ -54,9 +61,11 @@ def conv(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     """Handles a convolution: a contraction over the window and the input features."""
     if not inputs[1].views:
         reader.note(inputs, "convolved as the input, for which there is no rule")
+        _mark_followed(reader, inputs, [False, inputs[1].is_weight])
         return reader.plain(eqn, inputs)
     out_axis, in_axis, *spatial = eqn.params["dimension_numbers"].rhs_spec
-    kernel = _Axes(contracted=(*spatial, in_axis), free=(out_axis,))
+    groups = out_axis, eqn.params["feature_group_count"]
+    kernel = _Axes(contracted=(*spatial, in_axis), free=(out_axis,), groups=groups)
     return _contract(reader, eqn, inputs, [_Axes(), kernel], samples.conv_terms(eqn))
 
 
@@ -86,12 +95,18 @@ def _contract(
 
 def _record_kernel(reader: Reader, inputs: list[Value], axes: list[_Axes], n_terms: float) -> float:
     """Records the use of a kernel with data and returns the rms of the result."""
+    _mark_followed(reader, inputs, [bool(value.views) for value in inputs])
     kernel = int(not inputs[0].views)
     other, along = inputs[1 - kernel].data, axes[1 - kernel].contracted
     if along and samples.is_one_hot(other, along, n_terms):
         for view in inputs[kernel].views:
-            reduced = view.param_axes(axes[kernel].free)
-            reader.record.add(view, Use(kind=uses.LOOKED_UP, reduced=reduced, detail="by one-hot"))
+            use = Use(
+                kind=uses.LOOKED_UP,
+                reduced=view.param_axes(axes[kernel].free),
+                detail="by one-hot",
+                role=_role(view, "looked up", axes[kernel]),
+            )
+            reader.record.add(view, use)
         return reader.tied_scales.get(inputs[kernel].views[0].param, 1.0)
     ms = values.mean_square(other)
     if along and not isinstance(other, Samples):
@@ -112,7 +127,52 @@ def _record(reader: Reader, value: Value, axes: _Axes, use: Use, ms: float) -> N
     for view in value.views:
         reduced = view.param_axes(axes.contracted)
         n_terms = use.n_terms * view.n_shards(reduced)
-        reader.record.add(view, dataclasses.replace(use, reduced=reduced, n_terms=n_terms), ms)
+        role = _role(view, use.kind.role, axes)
+        full_use = dataclasses.replace(use, reduced=reduced, n_terms=n_terms, role=role)
+        reader.record.add(view, full_use, ms)
+
+
+def _role(view: View, kind: roles.Kind, axes: _Axes) -> roles.Role:
+    return roles.role_of_view(
+        view, kind, contracted=axes.contracted, batched=axes.batch, groups=axes.groups
+    )
+
+
+def _mark_followed(reader: Reader, inputs: list[Value], is_kernel: list[bool]) -> None:
+    """Notes that a kernel is applied to a value: what produced it is not an output."""
+    if sum(is_kernel) == 1:
+        reader.record.followed |= inputs[is_kernel.index(False)].uses
+
+
+def _are_kernels(reader: Reader, inputs: list[Value], axes: list[_Axes]) -> bool:
+    """Whether rows that the batch has selected are contracted as kernels, as those of experts.
+
+    They are if their features are summed over. Otherwise they are data: attention averages
+    rows, a dense layer is applied to them, and their norm is a contraction with themselves.
+    """
+    params = [{view.param for view in value.gathered} for value in inputs]
+    if any(value.views or value.is_weight for value in inputs) or params[0] & params[1]:
+        return False
+    return bool(axes[0].contracted) and all(
+        not view.param_axes(value_axes.contracted) & set(reader.lookups[view.param].role.contracted)
+        for value, value_axes in zip(inputs, axes)
+        for view in value.gathered
+    )
+
+
+def _contract_rows(reader: Reader, eqn: Any, inputs: list[Value], axes: list[_Axes]) -> list[Value]:
+    """Contracts kernels that the batch has selected: experts by index, sampled outputs."""
+    n_terms = math.prod(inputs[0].shape[i] for i in axes[0].contracted)
+    is_kernel = [bool(value.gathered) for value in inputs]
+    _mark_followed(reader, inputs, is_kernel)
+    kind = uses.PAIRED if all(is_kernel) else uses.CONTRACTED
+    for i, (value, value_axes) in enumerate(zip(inputs, axes)):
+        if is_kernel[i]:
+            ms = values.mean_square(inputs[1 - i].data)
+            as_views = with_views(value, value.gathered)
+            _record(reader, as_views, value_axes, Use(kind=kind, n_terms=n_terms), ms)
+    (out,) = reader.plain(eqn, inputs)
+    return [_to_rms(out, 1.0)]
 
 
 def _average(reader: Reader, eqn: Any, inputs: list[Value], axes: list[_Axes]) -> list[Value]:
@@ -139,11 +199,13 @@ def reduce_sum(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     # A sum over everything is a loss, not a layer.
     if value.product is None or len(axes) == len(value.shape):
         return [out]
-    view, ms = value.product
+    view, ms, data_uses = value.product
     if any(not view.param_axes((axis,)) for axis in axes):
         return [out]
     n_terms = math.prod(value.shape[axis] for axis in axes)
-    use = Use(kind=uses.CONTRACTED, reduced=view.param_axes(axes), n_terms=n_terms)
+    role = roles.role_of_view(view, "contracted", contracted=axes)
+    use = Use(kind=uses.CONTRACTED, reduced=view.param_axes(axes), n_terms=n_terms, role=role)
+    reader.record.followed |= data_uses
     reader.record.add(view, use, ms)
     return [_to_rms(out, 1.0)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tekoa.optim.scales import values
-from tekoa.optim.scales.interpreter import Reader, Rule, union
+from tekoa.optim.scales.interpreter import Reader, Rule, union, union_of_uses
 from tekoa.optim.scales.values import Samples, Value
 
 MAX_STEPS = 128  # Of a loop on real data; later steps use parameters like the earlier ones.
@@ -41,7 +41,8 @@ def scan(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     ys = []
     for i in range(n_steps):
         index = length - 1 - i if eqn.params["reverse"] else i
-        outs = reader.run(body, [*consts, *carry, *(_slice_step(x, index) for x in xs)])
+        step_inputs = [*consts, *carry, *(_slice_step(x, index) for x in xs)]
+        outs = [reader.settle(value) for value in reader.run(body, step_inputs)]
         carry = outs[:n_carry]
         ys.append(outs[n_carry:])
     return [*carry, *(_stack_steps(reader, eqn, steps) for steps in zip(*ys))]
@@ -71,7 +72,9 @@ def cond(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     if not isinstance(inputs[0].data, Samples):
         selected = min(max(int(inputs[0].data), 0), selected)
     return [
-        dataclasses.replace(outs[selected], deps=union([*outs, inputs[0]]))
+        dataclasses.replace(
+            outs[selected], deps=union([*outs, inputs[0]]), uses=union_of_uses(outs)
+        )
         for outs in zip(*branches)
     ]
 
@@ -119,9 +122,15 @@ def _stack_steps(reader: Reader, eqn: Any, steps: Sequence[Value]) -> Value:
         arrays = [value.data for value in steps]
         arrays += [arrays[-1]] * (length - len(arrays))
         data = jnp.stack(arrays[::-1] if eqn.params["reverse"] else arrays)
-    last, deps = steps[-1], union(steps)
-    shape = (length, *last.shape)
-    return Value(shape=shape, dtype=last.dtype, data=data, deps=deps, source=last.source)
+    last = steps[-1]
+    return Value(
+        shape=(length, *last.shape),
+        dtype=last.dtype,
+        data=data,
+        deps=union(steps),
+        uses=union_of_uses(steps),
+        source=last.source,
+    )
 
 
 RULES: dict[str, Rule] = {

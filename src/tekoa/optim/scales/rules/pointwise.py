@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tekoa.optim.scales import uses, values
+from tekoa.optim.scales import roles, uses, values
 from tekoa.optim.scales.interpreter import Reader, Rule, views_of, with_views
 from tekoa.optim.scales.rules import moves
 from tekoa.optim.scales.uses import Use, UseKind
@@ -25,7 +25,7 @@ def add(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     """Handles a sum: with data the parameter is a bias, with a constant it gets an offset."""
     views = views_of(inputs)
     data = [value for value in inputs if not value.views]
-    if not data or (_is_weight(data[0]) and not _is_broadcast(eqn, views)):
+    if not data or (data[0].is_weight and not _is_broadcast(eqn, views)):
         (out,) = reader.plain(eqn, inputs)
         return [with_views(out, views)]
     ms = values.mean_square(data[0].data)
@@ -46,14 +46,15 @@ def multiply(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     ms = values.mean_square(data[0].data)
     if _is_constant(data[0]) and ms == 0:
         return reader.plain(eqn, inputs)  # The zero state at the first step of a loop.
-    if _is_constant(data[0]) or (_is_weight(data[0]) and not _is_broadcast(eqn, views)):
+    if _is_constant(data[0]) or (data[0].is_weight and not _is_broadcast(eqn, views)):
         (out,) = reader.plain(eqn, inputs)
         factor = (math.sqrt(ms) or 1.0) ** (-1 if name == "div" else 1)
         return [with_views(out, [view.scaled(factor) for view in views])]
     offset = max(view.offset for view in views)
     kind, gain = (uses.MULTIPLIED_SUM, offset) if offset else (uses.MULTIPLIED, 1.0)
     (out,) = _used_with_data(reader, eqn, inputs, kind, gain**2, fill=gain)
-    return [dataclasses.replace(out, product=(views[0], ms) if name == "mul" else None)]
+    product = (views[0], ms, data[0].uses) if name == "mul" else None
+    return [dataclasses.replace(out, product=product)]
 
 
 def _multiply_params(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
@@ -95,12 +96,36 @@ def look_up(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     sizes = eqn.params["slice_sizes"]
     features = [i for i, (n, size) in enumerate(zip(table.shape, sizes)) if size >= n]
     rms = reader.tied_scales.get(table.views[0].param, 1.0)
+    selected = [i for i in range(len(sizes)) if i not in features]
     for view in table.views:
-        use = Use(kind=uses.LOOKED_UP, reduced=view.param_axes(features), detail="by row")
-        reader.record.add(view, use)
+        role = roles.role_of_view(view, "looked up", contracted=selected)
+        reduced = view.param_axes(features)
+        use = Use(kind=uses.LOOKED_UP, reduced=reduced, detail="by row", role=role)
+        reader.lookups[view.param] = use
     rows = _draw(reader, table, rms)
     (out,) = reader.plain(eqn, inputs, [rows, *(value.data for value in indices)])
-    return [dataclasses.replace(out, source=tuple(view.param for view in table.views))]
+    source = tuple(view.param for view in table.views)
+    gathered = tuple(_view_of_rows(eqn, view, features, out.shape) for view in table.views)
+    return [dataclasses.replace(out, source=source, gathered=gathered)]
+
+
+def _view_of_rows(eqn: Any, table: View, features: Sequence[int], shape: tuple[int, ...]) -> View:
+    """Locates the axes of a table in rows of it; their number lies along the selected axis."""
+    selected = [p[0] for i in range(len(table.axes)) if i not in features for p in table.axes[i]]
+    number = selected[0] if selected else NEW
+    offsets, kept = range(len(shape)), list(range(len(shape)))
+    if eqn.primitive.name == "gather":
+        numbers = eqn.params["dimension_numbers"]
+        dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+        offsets, kept = numbers.offset_dims, [i for i in range(len(table.axes)) if i not in dropped]
+    axis_of = {out: i for out, i in zip(offsets, kept, strict=True) if i in features}
+    return dataclasses.replace(
+        table,
+        axes=tuple(
+            table.axes[axis_of[out]] if out in axis_of else ((number, n),)
+            for out, n in enumerate(shape)
+        ),
+    )
 
 
 def argument(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
@@ -122,7 +147,9 @@ def _record(
     reader: Reader, inputs: list[Value], kind: UseKind, ms: float = 1.0, detail: str = ""
 ) -> None:
     for view in views_of(inputs):
-        reader.record.add(view, Use(kind=kind, reduced=_reduced_axes(view), detail=detail), ms)
+        role = roles.role_of_view(view, kind.role)
+        use = Use(kind=kind, reduced=_reduced_axes(view), detail=detail, role=role)
+        reader.record.add(view, use, ms)
 
 
 def _fill(value: Value, fill: float) -> Any:
@@ -146,10 +173,6 @@ def _reduced_axes(view: View) -> frozenset[int]:
     """
     axes = sorted(view.param_axes(range(len(view.axes))))
     return frozenset(axes[1:] if len(axes) > 1 else axes)
-
-
-def _is_weight(value: Value) -> bool:
-    return value.from_params and not value.from_batch
 
 
 def _is_constant(value: Value) -> bool:
