@@ -1,5 +1,6 @@
 import pytest
 
+from tekoa import store
 from tekoa.extensions.best_files import (
     BestFileReader,
     BestFileWriter,
@@ -85,6 +86,13 @@ def test_a_better_value_at_an_existing_step_is_harmless(tmp_path, summary):
     write(LowestCheckpointFileWriter, tmp_path, summary, [2.0])
     assert write(LowestCheckpointFileWriter, tmp_path, summary, [1.0, 0.5]) == 0.5
     assert read(LowestCheckpointFileReader, tmp_path, summary) == 2
+
+
+def test_a_better_value_of_another_history_replaces_the_model_too(tmp_path, summary):
+    write(LowestCheckpointFileWriter, tmp_path, summary, [0.5])
+    write(LowestCheckpointFileWriter, tmp_path, summary, [0.4])
+    (stored,) = store.inspect(tmp_path / "low_eval_loss")
+    assert (stored.step, stored.metrics["eval/loss"]) == (1, 0.4)
 
 
 def test_a_kill_between_commit_and_score_is_harmless(tmp_path, summary):

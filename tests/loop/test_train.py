@@ -38,7 +38,9 @@ class Reader:
     def restore(self, fresh):
         saved = self._saved
         assert jax.tree.structure(fresh) == jax.tree.structure(saved.state)
-        return Restored(state=saved.state, data_state=saved.data_state, facts=saved.facts)
+        return Restored(
+            state=saved.state, data_state=saved.data_state, facts=saved.facts, commit="0a1b"
+        )
 
 
 # ---- which checkpoints are yielded
@@ -207,6 +209,7 @@ def test_a_resumed_run_computes_the_bits_of_an_uninterrupted_run(line, steps_per
         assert [c.step for c in resumed] == [c.step for c in complete if c.step > middle.step]
         assert_trees_equal(resumed[-1].state, complete[-1].state)
         assert resumed[-1].facts == complete[-1].facts
+        assert (complete[-1].resumed_from, resumed[-1].resumed_from) == ("", "0a1b")
 
 
 def test_resuming_is_reported(line, capsys):

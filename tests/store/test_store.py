@@ -1,6 +1,8 @@
 """The writer: every kind of tree is restored exactly as saved."""
 
 import os
+import shutil
+import zlib
 
 import equinox as eqx
 import jax
@@ -11,6 +13,7 @@ import pytest
 from flax import nnx
 
 from tekoa import store
+from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.store import errors
 from tekoa.store.commit import commit
 
@@ -97,7 +100,7 @@ def test_step_of_an_earlier_run_is_never_overwritten(tmp_path):
         writer.save(1, {"x": jnp.zeros(2)})
     with store.Store(tmp_path, fatal_after=1) as writer:
         writer.save(1, {"x": jnp.ones(2)})
-        with pytest.raises(errors.SaveFailedError, match="never overwritten"):
+        with pytest.raises(errors.SaveFailedError, match="not overwritten"):
             writer.wait()
         assert store.load(tmp_path)["x"].tolist() == [0, 0]
 
@@ -204,14 +207,32 @@ def test_failure_to_remove_an_old_step_is_not_a_failed_save(tmp_path, monkeypatc
     assert "could not remove step 1: not yours" in caplog.text
 
 
-def test_step_of_an_earlier_run_may_count_as_saved(tmp_path):
+def test_step_that_training_resumed_from_may_count_as_saved(tmp_path):
     with store.Store(tmp_path) as writer:
         writer.save(1, {"x": jnp.zeros(2)})
-    committed = []
+    committed, parent = [], store.commit_id(tmp_path / "checkpoint_1").digest
     with store.Store(tmp_path, fatal_after=1) as writer:
-        writer.save(1, {"x": jnp.ones(2)}, exist_ok=True, on_commit=committed.append)
+        options = {"exist_ok": True, "on_commit": committed.append, "parent": parent}
+        writer.save(1, {"x": jnp.ones(2)}, **options)
     assert committed == [1]
     assert store.load(tmp_path)["x"].tolist() == [0, 0]
+
+
+def test_step_of_a_later_version_is_refused_and_left_alone(tmp_path):
+    with store.Store(tmp_path, keep=[store.KeepLast(1)]) as writer:
+        writer.save(1, {"x": jnp.zeros(2)})
+        writer.wait()
+        path = tmp_path / "checkpoint_2"
+        shutil.copytree(tmp_path / "checkpoint_1", path)
+        body = b'{"version": 2, "step": 2, "unknown": 0}'
+        (path / "tekoa.manifest").write_bytes(body + b"\n%08x\n" % zlib.crc32(body))
+        with pytest.raises(errors.NewerVersionError, match=r"version 2.*Update Tekoa") as caught:
+            writer.restore({"x": jnp.zeros(2)})
+        for step in (3, 4):  # Retention does not remove it either.
+            writer.save(step, {"x": jnp.zeros(2)})
+    assert caught.value.exit_code == ExitCode.NEWER_VERSION
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_2", "checkpoint_4"]
+    assert "version 2" in store.inspect(tmp_path)[0].problem
 
 
 def test_damaged_step_of_an_earlier_run_is_quarantined_and_saved_again(tmp_path):

@@ -69,7 +69,10 @@ class BestFileWriter(checkpoint_files.StoreWriter):
         self._store.wait()
         value = find_metric(checkpoint, self._group, self._metric)
         if self._score.is_better(value):
-            checkpoint_files.save(self._store, checkpoint, lambda _: self._score.record(value))
+            # A step of the same number belongs to another history: its score was worse.
+            checkpoint_files.save(
+                self._store, checkpoint, lambda _: self._score.record(value), replace=True
+            )
         return checkpoint
 
 

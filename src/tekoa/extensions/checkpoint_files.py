@@ -44,10 +44,14 @@ def save(
     checkpoint_store: store.Store,
     checkpoint: Checkpoint,
     on_commit: Callable[[int], None] | None = None,
+    *,
+    replace: bool = False,
 ) -> None:
     """Starts storing a checkpoint in the background.
 
-    An existing step is left unchanged: a run killed after its commit repeats it.
+    A resumed loop replaces the steps that an earlier start committed after the one it resumed
+    from, because they belong to a history that it does not continue. `replace` replaces any
+    step of the same number.
     """
     checkpoint_store.save(
         checkpoint.step,
@@ -56,6 +60,8 @@ def save(
         metrics=flat_metrics(checkpoint),
         on_commit=on_commit,
         exist_ok=True,
+        replace=replace,
+        parent=checkpoint.resumed_from,
     )
 
 
@@ -100,7 +106,7 @@ class CheckpointFileWriter(StoreWriter):
         super().__init__(store.Store(directory, keep=rules, format=format))
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Starts storing a checkpoint; an existing step is left unchanged."""
+        """Starts storing a checkpoint; see `Store.save` about existing steps."""
         self._store.poll()
         save(self._store, checkpoint)
         return checkpoint
@@ -149,4 +155,5 @@ class CheckpointFileReader:
             state=state_of(loaded.items),
             data_state=loaded.meta.get("data_state"),
             facts=loaded.meta.get("facts", {}),
+            commit=loaded.commit.digest,
         )

@@ -29,6 +29,7 @@ class Checkpoint:
         facts: Choices that a resumed run must repeat, such as steps per dispatch.
         setup: Facts from the start of the loop: seconds to load and to initialise, number of
             weights, bytes.
+        resumed_from: The digest of the commit that the loop resumed from; empty if there is none.
         model_params: The model's parameters; this and the following are parts of `state`.
         model_state: The model's other variable collections.
         optimizer_state: The optimizer's state.
@@ -46,6 +47,7 @@ class Checkpoint:
     data_state: Any = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     setup: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    resumed_from: str = ""
 
     model_params = property(attrgetter("state.params"))
     model_state = property(attrgetter("state.variables"))

@@ -169,11 +169,13 @@ class Restored:
         state: The state to resume from, or a function that computes it from a fresh one.
         data_state: Data position.
         facts: Choices that the run has made so far.
+        commit: The digest of the commit that it comes from; empty if there is none.
     """
 
     state: TrainState | Callable[[TrainState], TrainState]
     data_state: Any = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    commit: str = ""
 
 
 @runtime_checkable

@@ -126,6 +126,7 @@ class TrainLoop:
             options=options,
             reader=reader,
         )
+        self._resumed_from = ""
         if restored is not None:
             self._resume(state, restored)
         steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
@@ -143,6 +144,7 @@ class TrainLoop:
         }
 
     def _resume(self, state: TrainState, restored: Restored) -> None:
+        self._resumed_from = restored.commit
         self._feed.restore(restored.data_state)
         if step := int(state.step):
             self._report(f"Resuming from step {step}.{self._place.changes(restored.facts)}")
@@ -332,6 +334,7 @@ class TrainLoop:
             data_state=self._feed.state,
             facts={"steps_per_dispatch": self._runner.steps_per_dispatch, **self._place.facts},
             setup=self._setup,
+            resumed_from=self._resumed_from,
             **fields,
         )
 

@@ -1,6 +1,8 @@
 from tekoa.hosts.signals import stop_flag as stop_flag
 from tekoa.store import errors as errors
 from tekoa.store import t5x as t5x
+from tekoa.store.commit.identity import CommitId as CommitId
+from tekoa.store.commit.identity import commit_id as commit_id
 from tekoa.store.commit.retention import KeepBest as KeepBest
 from tekoa.store.commit.retention import KeepEvery as KeepEvery
 from tekoa.store.commit.retention import KeepLast as KeepLast

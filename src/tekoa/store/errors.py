@@ -19,6 +19,12 @@ class UnsafeError(DamagedError):
     """A checkpoint refers to something outside its own directory, or to absurd sizes."""
 
 
+class NewerVersionError(StoreError):
+    """A step has a format version that a later version of Tekoa introduced."""
+
+    exit_code = 78
+
+
 class NothingUsableError(StoreError):
     """Steps exist, but none is usable; training from scratch would hide that."""
 

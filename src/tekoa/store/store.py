@@ -17,7 +17,7 @@ from typing import Any
 from tekoa import hosts
 from tekoa.core.trees import PyTree
 from tekoa.store import errors
-from tekoa.store.commit import background, commit, manifest, paths, retention, together
+from tekoa.store.commit import background, commit, identity, manifest, paths, retention, together
 from tekoa.store.commit.lease import Lease, acquire
 from tekoa.store.formats import leaves
 from tekoa.store.formats.index import Index, read_index
@@ -72,6 +72,7 @@ class Store:
         )
         self._metrics: dict[int, dict[str, float]] = {}
         self._saved: set[int] = set()
+        self._parent = ""
         self._is_open = True
 
     def _open(self, directory: str | os.PathLike[str]) -> None:
@@ -88,10 +89,12 @@ class Store:
         metrics: Mapping[str, float] | None = None,
         on_commit: Callable[[int], None] | None = None,
         exist_ok: bool = False,
+        replace: bool = False,
+        parent: str = "",
     ) -> None:
         """Starts saving a step in the background, after waiting for an earlier save to end.
 
-        A step that this store has saved or restored is not saved again.
+        A step that this store has saved or restored is not saved again, unless `replace` is set.
 
         Args:
             step: Completed optimizer steps.
@@ -100,8 +103,12 @@ class Store:
             meta: JSON values stored in the same commit.
             metrics: Numbers that `KeepBest` compares.
             on_commit: Called in the background with the step once it is committed.
-            exist_ok: Whether a valid step that an earlier run committed counts as saved; if
-                not, the save fails. An existing step is never overwritten.
+            exist_ok: Whether a valid step that is already there counts as saved; if not, the save
+                fails. After a resume, steps of other starts are replaced, because they belong to
+                a history that was not continued.
+            replace: Replace a valid step that is already there, whoever saved it.
+            parent: The digest of the commit that training resumed from; not needed if this
+                store restored it.
 
         Raises:
             errors.SaveFailedError: As for `poll`, for an earlier save.
@@ -118,14 +125,22 @@ class Store:
         scores = {name: float(value) for name, value in (metrics or {}).items()}
 
         def job() -> None:
-            if step in self._saved:
+            if step in self._saved and not replace:
                 _log.info("step %d is already saved", step)
                 return
             started = time.monotonic()
-            if exist_ok and self._exists(step):
-                _log.info("step %d was already saved by an earlier run", step)
+            origin = parent or self._parent
+            choice = "new"
+            if exist_ok or replace:
+                choice = self._choose(step, origin, replace=replace)
+            if choice == "keep":
+                return
+            if choice == "saved":
+                _log.info("step %d was already saved", step)
             else:
-                self._write(step, snapshot(), json_meta, scores)
+                facts = identity.start_facts(origin)
+                is_replacing = choice == "replace"
+                self._write(step, snapshot(), json_meta, scores, facts, replace=is_replacing)
                 _log.info("saved step %d in %.3f s", step, time.monotonic() - started)
             self._saved.add(step)
             if on_commit is not None:
@@ -135,18 +150,34 @@ class Store:
 
         self._saver.start(f"{self.directory}: saving step {step}", job)
 
-    def _exists(self, step: int) -> bool:
-        """Returns whether an earlier run saved the step; quarantines a damaged one."""
+    def _choose(self, step: int, origin: str, *, replace: bool) -> str:
+        """Returns what to do about a step that may exist: 'new', 'replace', 'saved' or 'keep'.
+
+        Quarantines a damaged one.
+        """
         path = paths.step_dir(self.directory, step)
 
-        def is_valid() -> bool:
+        def choose() -> str:
             try:
-                return path.is_dir() and open_step(path) is not None
+                if not path.is_dir():
+                    return "new"
+                digest = open_step(path).commit.digest
             except errors.DamagedError as error:
                 self._quarantine(step, str(error))
-                return False
+                return "new"
+            if digest == origin and not replace:
+                return "saved"
+            if replace or origin:
+                return "replace"
+            _log.warning(
+                "%s: was saved by an earlier run that this one does not continue. It is kept, and "
+                "the new step %d is not saved. Use another directory.",
+                path,
+                step,
+            )
+            return "keep"
 
-        return together.run_on_writer(self._group, f"{self._what}, look for {step}", is_valid)
+        return together.run_on_writer(self._group, f"{self._what}, look for {step}", choose)
 
     def _quarantine(self, step: int, reason: str) -> None:
         if self._lease is not None:
@@ -154,7 +185,14 @@ class Store:
             _log.warning("quarantined step %d as %s: %s", step, path.name, reason)
 
     def _write(
-        self, step: int, items: dict[str, PyTree], meta: dict[str, Any], metrics: dict[str, float]
+        self,
+        step: int,
+        items: dict[str, PyTree],
+        meta: dict[str, Any],
+        metrics: dict[str, float],
+        facts: dict[str, Any],
+        *,
+        replace: bool,
     ) -> None:
         pairs = [leaves.describe(name, leaf) for name, leaf in leaves.flatten(items).items()]
         stored = [pair for pair in pairs if pair is not None]
@@ -173,7 +211,8 @@ class Store:
             lambda tmp: write_step(tmp, index, values, format=self._format, axes=self._axes),
             finish=lambda tmp: finish_step(tmp, index, format=self._format),
             format=self._format,
-            facts={"meta_hash": commit.meta_hash(meta)},
+            facts=facts,
+            replace=replace,
             group=self._group,
             what=f"{self._what}, save of step {step}",
         )
@@ -220,6 +259,7 @@ class Store:
         for skip in restored.skipped:
             self._quarantine(skip.step, skip.reason)
         self._saved.add(restored.step)
+        self._parent = restored.commit.digest
         _log.info("restored step %d of %s", restored.step, self.directory)
         return restored
 

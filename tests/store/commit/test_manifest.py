@@ -69,7 +69,13 @@ def test_paths_outside_the_step_are_refused(step, path):
 
 def test_other_versions_and_fields_are_refused(step):
     rewrite(step, version=2)
-    with pytest.raises(errors.DamagedError, match=r"version 2.*Update Tekoa"):
+    with pytest.raises(errors.NewerVersionError, match=r"version 2.*Update Tekoa"):
+        manifest.read(step)
+    rewrite(step, version="2")
+    with pytest.raises(errors.DamagedError, match="unreadable"):
+        manifest.read(step)
+    rewrite(step, version=1, facts=[])
+    with pytest.raises(errors.DamagedError, match="facts"):
         manifest.read(step)
     rewrite(step, version=1, surprise=1)
     with pytest.raises(errors.DamagedError, match="unreadable"):

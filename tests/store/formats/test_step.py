@@ -40,7 +40,7 @@ def test_links_inside_a_step_are_refused(saved, tmp_path):
 
 def test_unknown_format_is_refused(tmp_path):
     manifest.seal(tmp_path, step=5, format="zip", facts={})
-    with pytest.raises(errors.DamagedError, match=r"'zip'. Update Tekoa"):
+    with pytest.raises(errors.NewerVersionError, match=r"'zip'.*Update Tekoa"):
         open_step(tmp_path)
 
 

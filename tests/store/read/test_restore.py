@@ -1,11 +1,14 @@
 """A23: a restore matches exactly or lists every difference; nothing is cast silently."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from tekoa import hosts, store
 from tekoa.store import errors
 from tekoa.store.read import restore
 
@@ -121,3 +124,21 @@ def test_items_without_leaves_need_not_be_in_the_checkpoint(directory):
     target = {"rng": jax.random.key(0), "carry": None, "optimizer_state": (optax.EmptyState(),)}
     items = restore.restore(directory, target).items
     assert (items["carry"], items["optimizer_state"]) == (None, (optax.EmptyState(),))
+
+
+def test_other_bytes_on_another_process_are_noticed(tmp_path, on_each, monkeypatch):
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        with store.Store(tmp_path / name) as writer:
+            writer.save(5, {"x": np.full(2, value)})
+    local = threading.local()
+    monkeypatch.setattr(hosts, "current", lambda: local.group)
+
+    def read(group, *names):
+        local.group = group
+        return restore.restore(tmp_path / names[group.index], {"x": np.zeros(2)})
+
+    same = on_each(lambda group: read(group, "a", "a"))
+    assert [loaded.items["x"].tolist() for loaded in same] == [[1, 1], [1, 1]]
+    for error in on_each(lambda group: read(group, "a", "b")):
+        assert type(error) is errors.StoreError
+        assert "another commit on process 1" in str(error)

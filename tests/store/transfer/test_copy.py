@@ -43,7 +43,7 @@ def test_golden_checkpoint_is_converted_exactly(golden, tmp_path):
 
 def test_existing_step_is_not_overwritten(saved):
     directory = saved({"x": np.ones(1)})
-    with pytest.raises(errors.StoreError, match="never overwritten"):
+    with pytest.raises(errors.StoreError, match="not overwritten"):
         copy.convert(directory, directory, format="native")
 
 

@@ -25,6 +25,7 @@ class ExitCode(enum.IntEnum):
     SAVE_FAILED = 74, "a checkpoint could not be saved"
     STOPPED = 75, "stopped by a signal; run the same command again to resume"
     NON_FINITE = 76, "NaN or Inf in loss, gradients or update; the last good state is saved"
+    NEWER_VERSION = 78, "the checkpoint was written by a later version of Tekoa"
     INTERRUPTED = 130, "interrupted by Ctrl-C twice, or before anything could be saved"
     PIPE = 141, "output pipe closed"
     TERMINATED = 143, "ended by SIGTERM twice, or before anything could be saved"

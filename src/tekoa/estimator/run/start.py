@@ -129,6 +129,7 @@ class StartReader:
             state=complete if missing else checkpoint_files.state_of(restored.items),
             data_state=restored.meta.get("data_state", self._data_state),
             facts=restored.meta.get("facts", {}),
+            commit=restored.commit.digest,
         )
 
     def _warm_start(self, path: pathlib.Path, fresh: TrainState) -> TrainState:

@@ -5,12 +5,11 @@ removed by first renaming it out of sight. Both happen inside the lease's fence.
 """
 
 import contextlib
+import errno
 import functools
-import json
 import logging
 import os
 import pathlib
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,6 +29,7 @@ def commit(
     format: str,
     facts: dict[str, Any] | None = None,
     finish: Callable[[pathlib.Path], None] = lambda tmp: None,
+    replace: bool = False,
     group: hosts.Hosts | None = None,
     what: str = "",
 ) -> pathlib.Path:
@@ -46,6 +46,7 @@ def commit(
         format: The format of the step, for the manifest.
         facts: JSON values for the manifest.
         finish: Called on process 0 with the directory, once all processes have written.
+        replace: Whether to replace an existing step, which the caller knows to be committed.
         group: The processes that write; by default those of `hosts.current()`.
         what: Describes the save, for messages.
 
@@ -71,10 +72,10 @@ def commit(
         checksums = {path: (n, crc) for part in parts for path, (n, crc) in part.items()}
         fault_points.reach("before_manifest")
         manifest.seal(tmp, step=step, format=format, facts=facts or {}, checksums=checksums)
-        return str(_rename(lease, tmp, step))
+        return str(_rename(lease, tmp, step, replace=replace))
 
     try:
-        begin = functools.partial(_begin, lease, step)
+        begin = functools.partial(_begin, lease, step, replace=replace)
         tmp = pathlib.Path(together.run_on_writer(group, f"{what}, start", begin))
         parts = together.run_on_all(group, f"{what}, all parts written", write_part)
         return pathlib.Path(together.run_on_writer(group, f"{what}, commit", publish))
@@ -84,12 +85,12 @@ def commit(
         raise
 
 
-def _begin(lease: Lease | None, step: int) -> str:
+def _begin(lease: Lease | None, step: int, *, replace: bool) -> str:
     """Creates the temporary directory of a step."""
     assert lease is not None
     final = paths.step_dir(lease.directory, step)
-    if os.path.lexists(final):
-        raise errors.StoreError(f"{final} exists; a committed step is never overwritten.")
+    if os.path.lexists(final) and not replace:
+        raise errors.StoreError(f"{final} exists; a committed step is not overwritten.")
     tmp = paths.new_dir(lease.directory, step, "tmp")
     with lease.fence():
         os.mkdir(tmp)
@@ -97,15 +98,33 @@ def _begin(lease: Lease | None, step: int) -> str:
     return str(tmp)
 
 
-def _rename(lease: Lease, tmp: pathlib.Path, step: int) -> pathlib.Path:
-    """Makes a sealed step visible."""
+def _rename(lease: Lease, tmp: pathlib.Path, step: int, *, replace: bool) -> pathlib.Path:
+    """Makes a sealed step visible; a step that it replaces is then removed."""
     final = paths.step_dir(lease.directory, step)
     fault_points.reach("before_rename")
     with lease.fence():
-        os.rename(tmp, final)
+        replaced = _swap(tmp, final) if replace and os.path.lexists(final) else None
+        if replaced is None:
+            os.rename(tmp, final)
     fault_points.reach("after_rename")
     durable.fsync(lease.directory)
+    if replaced is not None:
+        durable.remove(replaced)
     return final
+
+
+def _swap(tmp: pathlib.Path, final: pathlib.Path) -> pathlib.Path:
+    """Puts `tmp` in the place of an existing step and returns where that one is now."""
+    try:
+        durable.exchange(tmp, final)
+        return tmp
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EINVAL):
+            raise
+    trash = paths.new_dir(final.parent, 0, "trash")
+    os.rename(final, trash)
+    os.rename(tmp, final)
+    return trash
 
 
 def remove(lease: Lease, step: int) -> None:
@@ -143,8 +162,3 @@ def sweep(lease: Lease) -> None:
             durable.remove(path, on_file=lambda: fault_points.reach("mid_gc"))
     if leftovers:
         _log.warning("%s: removed %d unfinished steps", lease.directory, len(leftovers))
-
-
-def meta_hash(meta: dict[str, Any]) -> str:
-    """Returns a short hash of JSON values, for the manifest."""
-    return f"{zlib.crc32(json.dumps(meta, sort_keys=True).encode()):08x}"

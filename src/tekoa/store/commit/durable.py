@@ -1,6 +1,8 @@
 """Durable files: fsync, atomic replacement, checksums, removal."""
 
 import contextlib
+import ctypes
+import errno
 import os
 import pathlib
 import stat
@@ -13,6 +15,8 @@ _BLOCK = 1 << 20
 _N_THREADS = 4
 # Below this, threads cost more than they gain.
 _MANY_BYTES = 1 << 25
+# Arguments of renameat2(2).
+_CURRENT_DIRECTORY, _EXCHANGE = -100, 2
 
 
 def fsync(path: str | os.PathLike[str]) -> None:
@@ -103,6 +107,20 @@ def replace(path: str | os.PathLike[str], data: bytes) -> None:
             os.unlink(tmp)
         raise
     fsync(path.parent)
+
+
+def exchange(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> None:
+    """Swaps two paths, so that neither name is missing at any moment.
+
+    Raises:
+        OSError: With the number ENOSYS or EINVAL if the system cannot do this.
+    """
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if swap is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if swap(_CURRENT_DIRECTORY, os.fsencode(a), _CURRENT_DIRECTORY, os.fsencode(b), _EXCHANGE):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fspath(a), None, os.fspath(b))
 
 
 def remove(path: pathlib.Path, *, on_file: Callable[[], None] = lambda: None) -> None:

@@ -6,6 +6,7 @@ a step that Tekoa wrote and that has no manifest was never committed.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -32,12 +33,14 @@ class Manifest:
         format: 'native' or 't5x'; steps written by later versions may have others.
         files: Size and CRC-32 by path relative to the step.
         facts: JSON values that identify the step, such as hashes.
+        digest: SHA-256 of the manifest's bytes, in hex.
     """
 
     step: int
     format: str
     files: dict[str, tuple[int, int]]
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    digest: str = ""
 
 
 def seal(
@@ -50,6 +53,8 @@ def seal(
 ) -> Manifest:
     """Checksums and syncs everything in `directory`, then writes its manifest.
 
+    A manifest that is already there, because the step was copied, is kept if it fits the files.
+
     Args:
         directory: A step that is completely written, not yet renamed.
         step: The step number.
@@ -59,20 +64,38 @@ def seal(
 
     Returns:
         The manifest as written.
+
+    Raises:
+        errors.DamagedError: If the manifest of a copied step does not fit its files.
     """
     checksums = checksums or {}
     entries = list(durable.walk(directory))
     folders = [path for path, is_dir in entries if is_dir]
-    remaining = [path for path, is_dir in entries if not is_dir and path not in checksums]
-    files = {**checksums, **durable.checksums(directory, remaining, sync=True)}
-    layout = _NATIVE_ON_DISK if format == _NATIVE else format
-    fields = {"step": step, "layout": layout, "files": files, "facts": facts}
-    body = json.dumps({"version": VERSION, **fields}).encode()
-    durable.write_new(directory / paths.MANIFEST, body + b"\n%08x\n" % zlib.crc32(body))
+    names = [path for path, is_dir in entries if not is_dir and path != paths.MANIFEST]
+    remaining = [path for path in names if path not in checksums]
+    checksums = {**checksums, **durable.checksums(directory, remaining, sync=True)}
+    files = {path: checksums[path] for path in names}
+    if (directory / paths.MANIFEST).exists():
+        sealed = read(directory)
+        if sealed.files != files:
+            raise errors.DamagedError(f"{directory}: the copied files do not match the manifest.")
+        durable.fsync(directory / paths.MANIFEST)
+    else:
+        data = encode(step=step, format=format, files=files, facts=facts)
+        durable.write_new(directory / paths.MANIFEST, data)
+        sealed = parse(data, directory / paths.MANIFEST)
     for folder in folders:
         durable.fsync(directory / folder)
     durable.fsync(directory)
-    return Manifest(step=step, format=format, files=files, facts=facts)
+    return sealed
+
+
+def encode(*, step: int, format: str, files: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
+    """Returns the bytes of a manifest."""
+    layout = _NATIVE_ON_DISK if format == _NATIVE else format
+    fields = {"step": step, "layout": layout, "files": files, "facts": facts}
+    body = json.dumps({"version": VERSION, **fields}).encode()
+    return body + b"\n%08x\n" % zlib.crc32(body)
 
 
 def read(directory: str | os.PathLike[str]) -> Manifest:
@@ -81,25 +104,37 @@ def read(directory: str | os.PathLike[str]) -> Manifest:
     Raises:
         FileNotFoundError: If the step has none; other programs write none.
         errors.DamagedError: If it is truncated, altered or lists files outside the step.
+        errors.NewerVersionError: If a later version of Tekoa wrote it.
     """
     path = pathlib.Path(directory) / paths.MANIFEST
-    body, _, tail = path.read_bytes().partition(b"\n")
+    return parse(path.read_bytes(), path)
+
+
+def parse(data: bytes, path: pathlib.Path) -> Manifest:
+    """Returns the manifest with these bytes; `path` is for messages. Errors as for `read`."""
+    body, _, tail = data.partition(b"\n")
     if tail != b"%08x\n" % zlib.crc32(body):
         raise errors.DamagedError(f"{path}: the manifest does not match its own checksum.")
     try:
         fields = json.loads(body)
         version = fields.pop("version")
+        # Checked first: the fields of a later version are unknown.
+        if type(version) is int and version > VERSION:
+            raise errors.NewerVersionError(
+                f"{path}: the step has format version {version}, this Tekoa reads {VERSION}. "
+                "Update Tekoa to use it; nothing was changed."
+            )
+        if version != VERSION:
+            raise ValueError(f"version {version!r}")
         files = {str(p): (int(n), int(crc)) for p, (n, crc) in fields.pop("files").items()}
         layout = fields.pop("layout")
         format = _NATIVE if layout == _NATIVE_ON_DISK else layout
-        manifest = Manifest(files=files, format=format, **fields)
+        digest = hashlib.sha256(data).hexdigest()
+        manifest = Manifest(files=files, format=format, digest=digest, **fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise errors.DamagedError(f"{path}: the manifest is unreadable: {error}.") from error
-    if version != VERSION:
-        raise errors.DamagedError(
-            f"{path}: the manifest has version {version}, this Tekoa reads {VERSION}. "
-            "Update Tekoa to read it."
-        )
+    if not isinstance(manifest.facts, dict):
+        raise errors.DamagedError(f"{path}: the manifest has the facts {manifest.facts!r}.")
     for name in files:
         if not paths.is_safe_path(name):
             raise errors.UnsafeError(f"{path}: lists {name!r}, which is outside the step.")

@@ -13,7 +13,10 @@ from typing import Any
 from tekoa.core import trees
 from tekoa.store import errors
 from tekoa.store.commit import paths
+from tekoa.store.commit.identity import CommitId
 from tekoa.store.formats.leaves import Leaf, Shardings, check_nesting, to_dtype
+
+Read = Callable[[Mapping[trees.Name, Leaf], Shardings], dict[trees.Name, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,10 +47,12 @@ class OpenStep:
     Attributes:
         index: The index, with Tekoa's item names.
         read: Reads leaves as numpy arrays, or as jax arrays if they have a sharding.
+        commit: The identity of the step.
     """
 
     index: Index
-    read: Callable[[Mapping[trees.Name, Leaf], Shardings], dict[trees.Name, Any]]
+    read: Read
+    commit: CommitId
 
 
 def write_index(directory: pathlib.Path, index: Index) -> None:

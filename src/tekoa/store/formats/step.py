@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tekoa import hosts
 from tekoa.core import trees
 from tekoa.store import errors
-from tekoa.store.commit import durable, manifest, paths
+from tekoa.store.commit import durable, identity, manifest, paths
 from tekoa.store.formats import arrays_read, arrays_write
 from tekoa.store.formats.index import Index, OpenStep, read_index, write_index
 from tekoa.store.formats.t5x import step as t5x_step
@@ -34,17 +34,18 @@ def open_step(
 
     Raises:
         errors.DamagedError: If it is incomplete, or not a checkpoint at all.
+        errors.NewerVersionError: If a later version of Tekoa wrote it.
     """
     path = pathlib.Path(path)
     for name, _ in durable.walk(path):
         if (path / name).is_symlink():
             raise errors.UnsafeError(f"{path / name}: is a link; links are not followed.")
-    format = "t5x"
+    format, commit = "t5x", None
     try:
         sealed = manifest.read(path)
         files = dict(list(sealed.files.items())[part[0] :: part[1]])
         manifest.check(path, dataclasses.replace(sealed, files=files), verify)
-        format = sealed.format
+        format, commit = sealed.format, identity.of_manifest(sealed)
         if paths.parse_step(path.name) not in (None, sealed.step):
             raise errors.DamagedError(f"{path}: contains step {sealed.step}; it was renamed.")
     except FileNotFoundError:
@@ -54,10 +55,15 @@ def open_step(
                 f"{path}: has no manifest, so Tekoa did not commit it, and is not in T5X's format."
             ) from None
     if format == "t5x":
-        return t5x_step.open_step(path)
-    if format == "native":
-        return OpenStep(index=read_index(path), read=functools.partial(arrays_read.read, path))
-    raise errors.DamagedError(f"{path}: has the unknown format {format!r}. Update Tekoa.")
+        index, read = t5x_step.open_step(path)
+    elif format == "native":
+        index, read = read_index(path), functools.partial(arrays_read.read, path)
+    else:
+        raise errors.NewerVersionError(
+            f"{path}: the step has the format {format!r}, which this Tekoa does not know. Update "
+            "Tekoa to use it; nothing was changed."
+        )
+    return OpenStep(index=index, read=read, commit=commit or identity.commit_id(path))
 
 
 def find(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
@@ -85,7 +91,7 @@ def is_committed(path: pathlib.Path) -> bool:
         return manifest.read(path).step == paths.parse_step(path.name)
     except FileNotFoundError:
         return is_t5x(path) and not (path / paths.INDEX).exists()
-    except (errors.DamagedError, OSError):
+    except (errors.StoreError, OSError):
         return False
 
 

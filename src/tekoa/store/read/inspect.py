@@ -65,7 +65,7 @@ def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> Ste
             format = "t5x"
         else:
             problem = "has no manifest"
-    except errors.DamagedError as error:
+    except errors.StoreError as error:
         problem = str(error)
     n_bytes = sum(file.lstat().st_size for file in path.rglob("*"))
     return StepInfo(

@@ -14,7 +14,7 @@ from tekoa import hosts
 from tekoa.core import trees
 from tekoa.sharding import placement
 from tekoa.store import errors
-from tekoa.store.commit import manifest, paths, together
+from tekoa.store.commit import identity, manifest, paths, together
 from tekoa.store.formats.index import Index
 from tekoa.store.formats.leaves import Leaf, describe, flatten, is_function
 from tekoa.store.formats.step import OpenStep, find, open_step
@@ -32,6 +32,7 @@ class LoadedStep:
         items: Trees with the structure of the targets, by item.
         meta: The JSON values stored with the step.
         metrics: The numbers that retention compares.
+        commit: The identity of the step.
         skipped: Newer steps that are damaged.
     """
 
@@ -39,6 +40,7 @@ class LoadedStep:
     items: dict[str, Any]
     meta: dict[str, Any]
     metrics: dict[str, float]
+    commit: identity.CommitId
     skipped: list[newest.SkippedStep] = dataclasses.field(default_factory=list)
 
 
@@ -96,10 +98,20 @@ def open_together(path: str | os.PathLike[str], *, verify: manifest.Verify = "fu
 
     Raises:
         errors.DamagedError: On all processes, if one of them found damage.
+        errors.StoreError: On all processes, if they do not see the same commit.
     """
-    part = (hosts.current().index, hosts.current().count)
-    check = functools.partial(open_step, path, verify=verify, part=part)
-    return _run_on_all(f"check of {pathlib.Path(path).name}", check)
+    group, what = hosts.current(), f"check of {pathlib.Path(path).name}"
+    check = functools.partial(open_step, path, verify=verify, part=(group.index, group.count))
+    opened = _run_on_all(what, check)
+    digests = together.run_on_all(group, f"{what}, digest", lambda: opened.commit.digest)
+    differing = [index for index, digest in enumerate(digests) if digest != digests[0]]
+    if differing:
+        raise errors.StoreError(
+            f"{path}: contains another commit on process {differing[0]} (manifest "
+            f"{digests[differing[0]][:12]}) than on process 0 ({digests[0][:12]}). All processes "
+            "must read the same directory: use a shared file system, or copy the step again."
+        )
+    return opened
 
 
 def _run_on_all(what: str, work: Callable[[], T]) -> T:
@@ -136,7 +148,13 @@ def restore_step(
         item: trees.map_named(lambda name, leaf, item=item: values.get((item, *name), leaf), tree)
         for item, tree in targets.items()
     }
-    return LoadedStep(step=index.step, items=items, meta=index.meta, metrics=index.metrics)
+    return LoadedStep(
+        step=index.step,
+        items=items,
+        meta=index.meta,
+        metrics=index.metrics,
+        commit=source.commit,
+    )
 
 
 def _differences(

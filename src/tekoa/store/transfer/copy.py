@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tekoa import hosts
-from tekoa.store.commit import commit, durable, paths, retention
+from tekoa.store.commit import commit, durable, identity, manifest, paths, retention
 from tekoa.store.commit.lease import acquire, held
 from tekoa.store.formats.step import Format, finish_step, is_committed, open_step, write_step
 from tekoa.store.read.load import open_newest
@@ -16,9 +16,10 @@ from tekoa.store.read.load import open_newest
 def copy_step(
     path: str | os.PathLike[str], directory: str | os.PathLike[str], *, keep: int
 ) -> pathlib.Path:
-    """Commits a byte-for-byte copy of a step in another directory.
+    """Commits a byte-for-byte copy of a step in another directory, with the same identity.
 
-    One process copies alone, even in a program of several.
+    A step of the same number and another identity, from another history, is replaced. One
+    process copies alone, even in a program of several.
 
     Args:
         path: The directory of the step; it is verified first.
@@ -33,18 +34,20 @@ def copy_step(
         errors.LeaseHeldError: If another process is writing to the directory.
     """
     source = pathlib.Path(path)
-    index = open_step(source).index
+    opened = open_step(source)
+    index, target = opened.index, paths.step_dir(directory, opened.index.step)
     lease, is_new = acquire(directory)
     try:
         if is_new:
             commit.sweep(lease)
-        if index.step not in paths.list_steps(lease.directory):
+        exists = is_committed(target)
+        if not exists or identity.commit_id(target) != opened.commit:
             commit.commit(
                 lease,
                 index.step,
                 lambda tmp: _copy_files(source, tmp),
-                format="t5x" if (source / paths.T5X).is_file() else "native",
-                facts={"meta_hash": commit.meta_hash(index.meta)},
+                format="t5x",  # All others have a manifest, which is copied.
+                replace=exists,
                 group=hosts.Hosts(),
             )
         steps = paths.list_steps(lease.directory)
@@ -54,17 +57,19 @@ def copy_step(
             commit.remove(lease, n)
     finally:
         lease.release()
-    return paths.step_dir(directory, index.step)
+    return target
 
 
 def _copy_files(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies everything but the manifest; the commit writes a new one."""
-    for path, is_dir in durable.walk(source):
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        if is_dir:
-            (target / path).mkdir(exist_ok=True)
-        elif path != paths.MANIFEST:
-            shutil.copyfile(source / path, target / path)
+    """Copies the files of a step, and its manifest if it has one."""
+    try:
+        names = [*manifest.read(source).files, paths.MANIFEST]
+    except FileNotFoundError:
+        names = [path for path, is_dir in durable.walk(source) if not is_dir]
+        names = [name for name in names if name != retention.PINNED]
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
 
 
 def convert(
@@ -106,6 +111,6 @@ def convert(
             write,
             finish=lambda tmp: finish_step(tmp, index, format=format),
             format=format,
-            facts={"meta_hash": commit.meta_hash(index.meta)},
+            facts=identity.start_facts(opened.commit.digest),
             group=hosts.Hosts(),
         )

@@ -115,7 +115,7 @@ def test_colliding_and_impossible_names_are_refused_before_anything_is_written(t
 
 def test_existing_step_is_not_overwritten(tmp_path):
     t5x.write(tmp_path, 1, {"target": {"a": np.ones(1)}})
-    with pytest.raises(errors.StoreError, match="never overwritten"):
+    with pytest.raises(errors.StoreError, match="not overwritten"):
         t5x.write(tmp_path, 1, {"target": {"a": np.zeros(1)}})
     assert t5x.read(tmp_path)["target"]["a"].tolist() == [1]
 

@@ -17,7 +17,7 @@ from tekoa.core import trees
 from tekoa.store import errors
 from tekoa.store.commit import paths
 from tekoa.store.formats import arrays_read
-from tekoa.store.formats.index import Index, OpenStep, read_index, write_index
+from tekoa.store.formats.index import Index, Read, read_index, write_index
 from tekoa.store.formats.leaves import Leaf, Shardings
 from tekoa.store.formats.t5x import msgpack, tree, zarr
 
@@ -51,8 +51,8 @@ def write(
     write_index(directory, index)
 
 
-def open_step(path: pathlib.Path) -> OpenStep:
-    """Opens a step in the T5X format, whichever program wrote it.
+def open_step(path: pathlib.Path) -> tuple[Index, Read]:
+    """Opens a step in the T5X format, whichever program wrote it; see `OpenStep`.
 
     Raises:
         errors.DamagedError: If it is incomplete or unsafe.
@@ -67,7 +67,7 @@ def open_step(path: pathlib.Path) -> OpenStep:
     else:
         leaves = {name: _describe(name, value) for name, value in values.items()}
         index = Index(step=_read_step(path, state), leaves=leaves, items=items, meta={})
-    return OpenStep(index=index, read=functools.partial(_read, path, values))
+    return index, functools.partial(_read, path, values)
 
 
 def _read(
