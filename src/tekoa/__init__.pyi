@@ -52,6 +52,7 @@ from tekoa.loop.train import TrainLoop as TrainLoop
 from tekoa.loop.triggers import AtSteps as AtSteps
 from tekoa.loop.triggers import EverySeconds as EverySeconds
 from tekoa.loop.triggers import EverySteps as EverySteps
+from tekoa.optim import amos_helper as amos_helper
 from tekoa.optim.amos.transform import amos as amos
 from tekoa.optim.groups import groups as groups
 from tekoa.optim.groups import mask as mask

@@ -54,3 +54,23 @@ def test_data_without_images_is_a_usage_error(tmp_path):
     path.write_text("one\ntwo\n")
     with pytest.raises(UsageError, match="no images with labels"):
         mnist.experiment(mnist.get_config(), facts(str(path), batch_size=1))
+
+
+def test_the_loss_is_a_sum_clipped_at_the_square_root_of_the_rows():
+    data_facts = facts("digits://split=train")
+    experiment = mnist.experiment(mnist.get_config(), data_facts)
+    logits = np.random.default_rng(0).normal(size=(32, 10)).astype(np.float32)
+    value, reported = mnist.loss(logits, data_facts.sample)
+    np.testing.assert_allclose(value, 32 * np.mean(reported["loss"]), rtol=1e-6)
+
+    tx = experiment.make_optimizer()
+    params = {"Dense_1": {"kernel": np.ones((4, 3), np.float32)}}
+    state = tx.init(params)
+    state = tx.update(params, state, params)[1]  # The rate of the first step is 0.
+
+    def update(size):
+        grads = {"Dense_1": {"kernel": np.full((4, 3), size, np.float32)}}
+        return np.asarray(tx.update(grads, state, params)[0]["Dense_1"]["kernel"])
+
+    np.testing.assert_array_equal(update(100.0), update(32**0.5))
+    assert not np.allclose(update(32**0.5), update(0.9 * 32**0.5), rtol=1e-6)

@@ -120,7 +120,8 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         # With gradient accumulation, this sees only a part of the rows. The counts of all parts
         # must add up to the square root of the number of tokens.
         fraction = logits.shape[0] / data.batch_size
-        return Mean(cost.total, jnp.sqrt(cost.count * fraction)), {"cost": cost}
+        # The loss that is reported is the one per token.
+        return Mean(cost.total, jnp.sqrt(cost.count * fraction)), {"loss": cost, "cost": cost}
 
     def optimizer() -> optax.GradientTransformation:
         scales = config.opt_config.scales

@@ -1,5 +1,6 @@
 import json
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -77,6 +78,54 @@ def test_ambiguous_config_raises(prepared):
     folder = prepared(config="digits")
     with pytest.raises(data.DataError, match=r"Choose one of \['toy/digits', 'toy/letters'\]"):
         data.load(f"tfds://{folder}:toy/split=train")
+
+
+def test_default_config_is_the_one_that_tfds_notes(prepared, monkeypatch):
+    library = types.SimpleNamespace(builder_from_directory=FakeBuilder)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", library)
+    prepared(config="letters")
+    folder = prepared(config="digits")
+    (folder / "toy/.config").mkdir()
+    (folder / "toy/.config/metadata.json").write_text('{"default_config_name": "letters"}')
+    data.load(f"tfds://{folder}:toy/split=train")
+    assert FakeBuilder.directory == folder / "toy/letters/1.0.0"
+
+
+def test_fields_that_are_not_numbers_are_left_out_with_one_line(prepared, monkeypatch, caplog):
+    library = types.SimpleNamespace(builder_from_directory=FakeBuilder)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", library)
+    source = data.load(f"tfds://{prepared()}:toy/split=train")
+    assert source.info.shapes == {"image": (2, 2, 1), "label": ()}
+    assert source.info.n_classes == 3
+    batch = next(source.batches(2))
+    assert batch.keys() == {"image", "label"}
+    assert [record.getMessage().split(": ", 1)[1] for record in caplog.records] == [
+        "left out the fields that are not numbers: filename, place."
+    ]
+
+
+class FakeBuilder:
+    """The part of a TFDS builder that is used, with the fields of EuroSAT and a nested one."""
+
+    def __init__(self, directory):
+        FakeBuilder.directory = directory
+        feature = types.SimpleNamespace
+        self.info = types.SimpleNamespace(
+            version="1.0.0",
+            features={
+                "image": feature(np_dtype=np.uint8),
+                "label": feature(np_dtype=np.int64, num_classes=3),
+                "filename": feature(np_dtype=np.object_),
+                "place": feature(np_dtype={"x": np.float32, "name": np.str_}),
+            },
+        )
+
+    def as_data_source(self, split):
+        image = np.zeros((2, 2, 1), np.uint8)
+        place = {"x": np.float32(1), "name": "here"}
+        return [
+            {"image": image, "label": i, "filename": f"{i}.jpg", "place": place} for i in range(4)
+        ]
 
 
 @pytest.mark.slow

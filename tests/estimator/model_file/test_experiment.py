@@ -32,10 +32,27 @@ def test_a_missing_model_is_named(name, words):
         assert word in str(error.value)
 
 
-def test_import_errors_inside_a_model_file_are_not_hidden(tmp_path):
-    (tmp_path / "broken.py").write_text("import no_such_thing_at_all\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "import os\nimport no_such_package.part\n",
+            r"line 2: No module named 'no_such_package'\. Install 'no_such_package'\.",
+        ),
+        ("from jestimator import amos\n", r"line 1: .*'jestimator'\. Set --compat=jestimator"),
+        ("import os\nos.no_such_name\n", "line 2: AttributeError: .*no_such_name"),
+        ("def broken(:\n", "line 1: invalid syntax"),
+        ("import helper\n", r"helper\.py, line 2: ZeroDivisionError"),
+    ],
+)
+def test_a_failing_import_is_one_message_with_file_and_line(tmp_path, monkeypatch, text, message):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helper.py").write_text("X = 1\nY = X / 0\n")
+    (tmp_path / "broken.py").write_text(text)
+    with pytest.raises(UsageError, match=rf"broken\.py.*cannot be imported\. .*{message}"):
         experiment.load_module(str(tmp_path / "broken.py"))
+    with pytest.raises(UsageError, match=message):
+        experiment.load_module("broken")
 
 
 def test_the_optimizer_may_be_created_later():

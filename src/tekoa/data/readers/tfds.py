@@ -1,7 +1,9 @@
 """Prepared TFDS datasets; those in array_record format are read without TensorFlow."""
 
+import functools
 import importlib.util
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -14,12 +16,15 @@ from tekoa.data.readers.base import DataError, Reader
 from tekoa.data.readers.memory import SequenceReader
 from tekoa.data.readers.streams import StreamReader, TfDataStream
 
+_log = logging.getLogger("tekoa")
+
 
 def read_tfds(rest: str) -> Reader:
     """Reads `[DATA_DIR:]NAME[:VERSION]/split=SPLIT`, the part of the pattern after tfds://.
 
     The dataset must have been prepared. array_record files are read with random access,
-    other formats forwards, by TensorFlow.
+    other formats forwards, by TensorFlow. Text and other fields that are not numbers are left
+    out, with one line in the log.
     """
     data_dir, name, split = split_pattern(rest)
     directory = _prepared_directory(data_dir, name)
@@ -34,9 +39,27 @@ def read_tfds(rest: str) -> Reader:
     tfds = files.require("tensorflow_datasets", "tfds", f"tfds://{rest}")
     builder = tfds.builder_from_directory(directory)
     label = f"tfds {name} {builder.info.version} {split}"
+    features = dict(builder.info.features)
+    names = [name for name, feature in features.items() if _is_numeric(feature.np_dtype)]
+    decode = functools.partial(_select, names) if len(names) < len(features) else None
+    if decode is not None:
+        left_out = ", ".join(sorted(features.keys() - set(names)))
+        _log.warning("tfds://%s: left out the fields that are not numbers: %s.", rest, left_out)
     if file_format != "array_record":
-        return StreamReader(TfDataStream(builder.as_dataset(split=split)), **_facts(builder.info))
-    return SequenceReader(builder.as_data_source(split=split), label, **_facts(builder.info))
+        stream = TfDataStream(builder.as_dataset(split=split))
+        return StreamReader(stream, decode, **_facts(features))
+    return SequenceReader(builder.as_data_source(split=split), label, decode, **_facts(features))
+
+
+def _is_numeric(dtype: Any) -> bool:
+    """Whether a feature holds numbers; `dtype` is its type, or those of its parts by name."""
+    if isinstance(dtype, dict):
+        return all(map(_is_numeric, dtype.values()))
+    return np.dtype(dtype).kind not in "OSU"
+
+
+def _select(names: list[str], example: dict[str, Any]) -> dict[str, Any]:
+    return {name: example[name] for name in names}
 
 
 def split_pattern(rest: str) -> tuple[Path, str, str]:
@@ -75,8 +98,19 @@ def _prepared_directory(data_dir: Path, name: str) -> Path:
         )
     configs = sorted({str(path.parent.relative_to(data_dir)) for path in directories})
     if len(configs) > 1:
-        raise DataError(f"TFDS dataset {name!r} has several configs. Choose one of {configs}.")
+        default = f"{name}/{_default_config(root)}"
+        if default not in configs:
+            raise DataError(f"TFDS dataset {name!r} has several configs. Choose one of {configs}.")
+        directories = [path for path in directories if path.parent == data_dir / default]
     return directories[-1]
+
+
+def _default_config(root: Path) -> str | None:
+    """Returns the config that TFDS uses if none is named; it is noted where they are prepared."""
+    try:
+        return json.loads((root / ".config" / "metadata.json").read_text())["default_config_name"]
+    except (FileNotFoundError, KeyError):
+        return None
 
 
 def _check_split(split: str, choices: list[str], rest: str) -> None:
@@ -86,8 +120,7 @@ def _check_split(split: str, choices: list[str], rest: str) -> None:
             raise DataError(f"tfds://{rest} has no split {base!r}. Its splits are {choices}.")
 
 
-def _facts(info: Any) -> dict[str, Any]:
-    features = dict(info.features)
+def _facts(features: dict[str, Any]) -> dict[str, Any]:
     label, image = features.get("label"), features.get("image")
     is_byte = image is not None and np.dtype(image.np_dtype) == np.uint8
     return {

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import pathlib
+import traceback
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,11 @@ from tekoa.data import Info
 from tekoa.estimator.cli.flags import UsageError
 
 BUNDLED = ("linear_regression", "mnist", "lstm_lm", "transformer_lm")
+
+# The part of a path that marks the code of installed packages.
+_PACKAGES = {"site-packages", "dist-packages"}
+_OWN_FILES = (__file__, importlib.__file__)
+_JESTIMATOR_PACKAGES = ("jestimator", "flaxformer", "t5x")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +87,7 @@ def load_module(name: str | None) -> types.ModuleType:
     """Imports a model: a bundled name, a module name or the path of a .py file.
 
     Raises:
-        UsageError: If no such model exists.
+        UsageError: If no such model exists, or its import fails; then it names file and line.
     """
     if not name:
         raise UsageError(
@@ -90,8 +96,15 @@ def load_module(name: str | None) -> types.ModuleType:
         )
     if name in BUNDLED:
         return importlib.import_module(f"tekoa.models.{name}")
-    if name.endswith(".py"):
-        return _import_file(pathlib.Path(name))
+    try:
+        return _import_file(pathlib.Path(name)) if name.endswith(".py") else _import(name)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"The model {name!r} cannot be imported. {_explain(error)}") from error
+
+
+def _import(name: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -112,3 +125,25 @@ def _import_file(path: pathlib.Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _explain(error: Exception) -> str:
+    """Returns where an import failed, why, and what to install."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: {error.msg}."
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ") and frame.filename not in _OWN_FILES
+    ]
+    # The last line of the user's own code: packages may fail deep inside.
+    own = [frame for frame in frames if not _PACKAGES & {*pathlib.Path(frame.filename).parts}]
+    frame = (own or frames)[-1]
+    where = f"{frame.filename}, line {frame.lineno}"
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return f"{where}: {type(error).__name__}: {error}"
+    package = error.name.partition(".")[0]
+    hint = f"Install {package!r}."
+    if package in _JESTIMATOR_PACKAGES:
+        hint = "Set --compat=jestimator to run model files of JEstimator."
+    return f"{where}: {error}. {hint}"

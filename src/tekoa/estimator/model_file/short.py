@@ -70,8 +70,7 @@ class ShortProgram:
         if self._config.valid_pattern is None:
             return None
         experiment = self._experiment("train")
-        loss = lambda *args: _value_and_metrics(experiment.loss(*args))[0]  # noqa: E731
-        metrics = {"loss": loss, **experiment.metrics}
+        metrics = {"loss": _reported(experiment.loss), **experiment.metrics}
         passes = self._passes("valid")
         validate = loop.evaluation(metrics, passes, label="valid", stop_flag=stop_flag)
         return lambda checkpoint: _as_train_metrics(validate(checkpoint), experiment)
@@ -164,6 +163,16 @@ class ShortProgram:
         sample = next(source.batches(min(size, n_examples), epochs=1, remainder="keep"))
         facts = DataFacts(info=source.info, n_examples=n_examples, batch_size=size, sample=sample)
         return self._run.module.experiment(self._run.settings, facts)
+
+
+def _reported(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the loss that is reported: the metric "loss" of a loss function, or its value."""
+
+    def reported(*outputs_and_batch: Any) -> Any:
+        value, metrics = _value_and_metrics(loss(*outputs_and_batch))
+        return metrics.get("loss", value)
+
+    return reported
 
 
 def _with_loss_metric(loss: Callable[..., Any]) -> Callable[..., Any]:

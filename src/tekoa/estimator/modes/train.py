@@ -16,7 +16,7 @@ from tekoa.data import interop
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file.program import Program, program_of
 from tekoa.estimator.modes import dry_run
-from tekoa.estimator.run import cadence, start
+from tekoa.estimator.run import cadence, check_log, start
 from tekoa.estimator.run import layout as layout_lib
 from tekoa.estimator.run import run as runs
 from tekoa.extensions import checkpoint_files, profiler, progress, serial, tensorboard
@@ -177,6 +177,7 @@ def _stages(
         yield lambda c: c if c.step % every and stop_flag.is_set() else validation(c)
     if run.config.progress:
         yield stack.enter_context(contextlib.closing(progress.ProgressBar(loop.n_steps)))
+        yield check_log.log_check
     writer = tensorboard.SummaryWriter(run.model_dir / "train", params=True)
     yield stack.enter_context(contextlib.closing(writer))
 
@@ -201,7 +202,9 @@ def _print_result(
         print(f"Nothing to do: all {loop.step} steps are complete.")
     if validation is not None:
         summary = last if isinstance(last, Summary) else validation(loop.checkpoint())
-        print_metrics(run.config, loop.step, _with_prefix(summary.metrics["train"], "valid_"))
+        metrics = summary.metrics["train"].items()
+        validated = {name: value for name, value in metrics if name.startswith("valid_")}
+        print_metrics(run.config, loop.step, validated)
     print(f"Checkpoints and TensorBoard files are in {run.model_dir}.")
 
 

@@ -1,6 +1,7 @@
 """The layout requested by the flags and the model file."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,17 +74,19 @@ def sizes_of(config: RunConfig) -> dict[str, Any]:
 
 
 def submesh_of(config: RunConfig) -> tuple[int, ...] | None:
-    """Parses `--model_parallel_submesh=2,2,1,1`.
+    """Parses `--model_parallel_submesh=2,2,1,1`, also with parentheses around it.
 
     Raises:
         UsageError: If it is not a list of sizes.
     """
-    parts = config.model_parallel_submesh
-    if not parts:
+    text = ",".join(config.model_parallel_submesh)
+    if not text:
         return None
+    is_tuple = re.fullmatch(r"\(([^()]*?),?\)", text.strip())
+    parts = (text if is_tuple is None else is_tuple[1]).split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise UsageError(
-            f"--model_parallel_submesh must be sizes such as 2,2,1,1, got {','.join(parts)!r}."
+            f"--model_parallel_submesh must be sizes such as 2,2,1,1 or (2,2,1,1), got {text!r}."
         )
     return tuple(int(part) for part in parts)
 
