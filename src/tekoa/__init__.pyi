@@ -14,6 +14,7 @@ from tekoa.bridges.any_model import as_model_fns as as_model_fns
 from tekoa.bridges.lora import lora as lora
 from tekoa.bridges.scales import find_scales as find_scales
 from tekoa.core.metrics import Mean as Mean
+from tekoa.core.metrics import Totals as Totals
 from tekoa.core.model import ModelFns as ModelFns
 from tekoa.core.nonfinite import NonFiniteError as NonFiniteError
 from tekoa.core.state import StepOutput as StepOutput
@@ -42,6 +43,11 @@ from tekoa.extensions.serial import serial as serial
 from tekoa.extensions.serial import when as when
 from tekoa.extensions.tensorboard import SummaryWriter as SummaryWriter
 from tekoa.extensions.tensorboard import TensorBoardWriter as TensorBoardWriter
+from tekoa.extensions.metrics_file import MetricsFile as MetricsFile
+from tekoa.fitting.fit import fit as fit
+from tekoa.fitting.history import History as History
+from tekoa.fitting.load import load as load
+from tekoa.fitting.result import FitResult as FitResult
 from tekoa.hosts.signals import stop_flag as stop_flag
 from tekoa.loop.checkpoint import Checkpoint as Checkpoint
 from tekoa.loop.checkpoint import Summary as Summary

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tekoa.core.model import ModelFns
+from tekoa.core.model import ModelFns, Variables
+from tekoa.core.trees import PyTree
 
 
 def as_model_fns(
@@ -63,6 +64,26 @@ def as_model_fns(
         f"Cannot create a model from {type(model).__name__}. Pass a Linen, NNX or Equinox module, "
         "a Haiku transformed pair, ModelFns, or init and apply functions."
     )
+
+
+def as_object(model: Any, fns: ModelFns, params: PyTree, variables: Variables) -> Any:
+    """Returns a model with other weights, as an object of its own library.
+
+    Args:
+        model: The model from which `fns` was created.
+        fns: The model as pure functions.
+        params: The weights.
+        variables: The other collections.
+
+    Returns:
+        An NNX or Equinox module; for a Linen module, the module bound to the weights, which can be
+        called; for any other model, `params`.
+    """
+    if fns.merge is not None:
+        return fns.merge(params, variables)
+    if _is_instance(model, "flax.linen", "Module"):
+        return model.bind({"params": params, **variables})
+    return params
 
 
 def _is_instance(value: Any, module: str, name: str) -> bool:

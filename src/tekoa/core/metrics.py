@@ -1,11 +1,13 @@
 """Metrics as sums that stay on the device and are divided when read.
 
 A mean over batches of different sizes is correct only if totals and counts are summed
-separately; `Mean` is that pair.
+separately; `Mean` is that pair. `Totals` is the same for metrics that are not means. Metrics of
+clu and metrax have the same two methods and can be used as they are.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +31,55 @@ class Mean(NamedTuple):
     def compute(self) -> Any:
         """Returns the total divided by the count; NaN if the count is zero."""
         return self.total / self.count
+
+
+@runtime_checkable
+class Accumulator(Protocol):
+    """The value of a metric over some batches: a pytree whose zeros stand for no batch."""
+
+    def merge(self, other: Any) -> Any:
+        """Returns the value over the batches of both."""
+        ...
+
+    def compute(self) -> Any:
+        """Returns the value as a number."""
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Totals that add up over batches, and the function that computes a number from them.
+
+    Attributes:
+        totals: Arrays by name.
+        finish: `finish(**totals)` returns the metric. It runs on the host, with numpy arrays.
+
+    >>> import math
+    >>> def perplexity(total, count):
+    ...     return math.exp(total / count)
+    >>> a = Totals({'total': 2.0, 'count': 1.0}, perplexity)
+    >>> round(a.merge(Totals({'total': 0.0, 'count': 1.0}, perplexity)).compute(), 3)
+    2.718
+    """
+
+    totals: Mapping[str, Any]
+    finish: Callable[..., Any] = dataclasses.field(metadata={"static": True})
+
+    def merge(self, other: "Totals") -> "Totals":
+        """Returns the totals over the batches of both."""
+        return Totals({k: v + other.totals[k] for k, v in self.totals.items()}, self.finish)
+
+    def compute(self) -> Any:
+        """Returns the metric."""
+        return self.finish(**self.totals)
+
+
+def as_accumulator(value: Any, n_rows: int, what: str) -> Accumulator:
+    """Returns an accumulator unchanged, and converts any other value by `as_mean`."""
+    if isinstance(value, Accumulator) and not isinstance(value, Mean):
+        return value
+    return as_mean(value, n_rows, what)
 
 
 def as_mean(value: Any, n_rows: int, what: str) -> Mean:
@@ -67,9 +118,9 @@ def _scalar(x: Any, what: str) -> jax.Array:
     return jnp.asarray(x, jnp.float32)
 
 
-def merge(a: Mapping[str, Mean], b: Mapping[str, Mean]) -> dict[str, Mean]:
-    """Merges two dicts of means that have the same names."""
-    return {name: mean.merge(b[name]) for name, mean in a.items()}
+def merge(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges two dicts of means or other accumulators that have the same names."""
+    return {name: value.merge(b[name]) for name, value in a.items()}
 
 
 def zeros(like: Mapping[str, Any]) -> dict[str, Mean]:
@@ -77,13 +128,21 @@ def zeros(like: Mapping[str, Any]) -> dict[str, Mean]:
     return {name: Mean(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32)) for name in like}
 
 
-def compute(means: Mapping[str, Mean]) -> dict[str, float]:
-    """Copies the means to the host as floats; NaN where the count is zero.
+def zeros_like(shapes: Mapping[str, Accumulator]) -> dict[str, Any]:
+    """Creates empty accumulators with the shapes and dtypes of others."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dict(shapes))
+
+
+def compute(means: Mapping[str, Any]) -> dict[str, float]:
+    """Copies the metrics to the host as floats; a mean is NaN where the count is zero.
 
     >>> compute({'loss': Mean(3.0, 2.0), 'none': Mean(0.0, 0.0)})
     {'loss': 1.5, 'none': nan}
     """
-    return {
-        name: float(mean.total) / float(mean.count) if mean.count else float("nan")
-        for name, mean in jax.device_get(dict(means)).items()
-    }
+    return {name: _as_float(value) for name, value in jax.device_get(dict(means)).items()}
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, Mean):
+        return float(value.total) / float(value.count) if value.count else float("nan")
+    return float(value.compute())

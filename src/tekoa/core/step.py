@@ -188,13 +188,14 @@ def make_eval_step(
     metric_fns: Mapping[str, Callable[..., Any]],
     *,
     split: objective.Split = batches.split_batch,
-) -> Callable[..., tuple[dict[str, metrics.Mean], Variables]]:
+) -> Callable[..., tuple[dict[str, metrics.Accumulator], Variables]]:
     """Creates `step(params, variables, batch, rng) -> (means, variables)`.
 
     Args:
         model: The model as pure functions.
         metric_fns: Name to `fn(*outputs, *targets)`, which returns a mean over the batch, one
-            number per row, or a `Mean(total, count)`.
+            number per row, a `Mean(total, count)`, or an object with `merge` and `compute`, such
+            as `Totals` or a metric of clu or metrax.
         split: Separates the inputs of a batch from its targets.
     """
 
@@ -203,7 +204,7 @@ def make_eval_step(
         outputs, changed = run_model(model, params, variables, inputs, rng=rng, train=False)
         n_rows = batches.n_rows(inputs)
         means = {
-            name: metrics.as_mean(fn(*outputs, *targets), n_rows, f"Metric {name!r}")
+            name: metrics.as_accumulator(fn(*outputs, *targets), n_rows, f"Metric {name!r}")
             for name, fn in metric_fns.items()
         }
         return means, changed

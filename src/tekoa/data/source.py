@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tekoa.data.batching import stacking
+from tekoa.data.batching import permutation, stacking
 from tekoa.data.batching.batches import Batches
 from tekoa.data.batching.order import BatchPlan, Remainder, Shuffle
 from tekoa.data.readers import base as readers
@@ -91,6 +91,35 @@ class Source:
         if count == 1:
             return self
         return Source(views.part(self._reader, start=index, step=count), epochs=self._epochs)
+
+    def divide(self, fraction: float, *, seed: int = 0) -> tuple["Source", "Source"]:
+        """Divides the examples at random into two sources, such as training and validation.
+
+        Args:
+            fraction: The share of the second source, between 0 and 1.
+            seed: Selects the examples; the same seed divides the same data in the same way.
+
+        Raises:
+            DataError: If the data is a stream, or one of the parts would be empty.
+
+        >>> from tekoa import data
+        >>> train, valid = data.as_source({'x': np.arange(10)}).divide(0.2)
+        >>> len(train), len(valid)
+        (8, 2)
+        """
+        if self._reader.is_stream:
+            raise readers.DataError(f"{self._reader.name} is a stream and cannot be divided.")
+        n = len(self)
+        n_second = round(n * fraction)
+        if not 0 < n_second < n:
+            raise readers.DataError(f"{fraction} of {n} examples leaves nothing in one of the parts.")
+        order = permutation.permute(np.arange(n), n, (seed, n))
+        parts = np.sort(order[n_second:]), np.sort(order[:n_second])
+        first, second = (
+            Source(views.Selected(self._reader, rows, f"part {i} of {fraction} by seed {seed}"))
+            for i, rows in enumerate(parts)
+        )
+        return first.repeat(self._epochs), second.repeat(self._epochs)
 
     def repeat(self, epochs: int | None) -> "Source":
         """Returns a source of which one epoch is `epochs` passes; None repeats forever."""

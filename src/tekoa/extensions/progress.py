@@ -7,6 +7,9 @@ from tekoa import hosts
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
 
+_SECONDS_BETWEEN_MOVES = 0.1
+
+
 class ProgressBar:
     """Shows steps, rate, time left and loss.
 
@@ -30,7 +33,19 @@ class ProgressBar:
         self._min_seconds = seconds_between_lines
         self._bar: Any = None
         self._previous: tuple[float, int] | None = None
-        self._last_line = -float("inf")
+        self._last_line = self._last_move = -float("inf")
+        self._note = ""
+
+    def advance(self, step: int) -> None:
+        """Moves the bar between checkpoints; a hook for `TrainLoop.before_dispatch`."""
+        now = time.monotonic()
+        if now - self._last_move >= _SECONDS_BETWEEN_MOVES and self._is_interactive():
+            self._last_move = now
+            self._update_bar(step, self._note)
+
+    def _is_interactive(self) -> bool:
+        can_redraw = self._console.is_terminal or self._console.is_jupyter
+        return can_redraw and hosts.current().is_writer
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Advances the bar to this checkpoint, in process 0 only."""
@@ -42,8 +57,8 @@ class ProgressBar:
         loss = metrics.get("loss", metrics.get("train_loss"))
         notes = [f"{rate:.3g} steps/s"] if rate > 0 else []
         notes += [] if loss is None else [f"loss {loss:.4g}"]
-        note = "  ".join(notes)
-        if self._console.is_terminal:
+        note = self._note = "  ".join(notes)
+        if self._is_interactive():
             self._update_bar(checkpoint.step, note)
         elif now - self._last_line >= self._min_seconds or checkpoint.step == self._n_steps:
             self._last_line = now

@@ -67,10 +67,11 @@ class EvalLoop:
         self._rng = jax.random.key(0) if rng is None else rng
         self._fns = fns = _model_fns(task, model, collections)
         self._place = Placement(choose_layout(layout, devices))
-        self._zeros = self._place.whole(metrics.zeros(task.metrics))
+        self._zeros: Any = None
         self._start: Any = None
         self._has_checked = False
-        self._step = jax.jit(self._place.traced(self._make_step()))
+        self._means = jax.jit(self._place.traced(self._make_means()))
+        self._step = jax.jit(self._add_means)
         self._new_carry = jax.jit(functools.partial(objective.new_carry, fns))
 
     def __call__(self, checkpoint: Checkpoint) -> Summary:
@@ -83,7 +84,7 @@ class EvalLoop:
         state = checkpoint.state
         params = state.eval_params if self._use_average else state.params
         variables = dict(state.variables)
-        sums = self._zeros
+        sums = None
         i = -1
         for i, batch in enumerate(itertools.islice(self._from_start(), self._n_steps)):
             if self._stop_flag is not None and self._stop_flag.is_set():
@@ -95,6 +96,7 @@ class EvalLoop:
                 if state.carry is not None:
                     carry = self._new_carry(self._rng, inputs)
                     variables = objective.merge_carry(variables, carry)
+                sums = self._no_sums(params, variables, placed)
             sums, variables = self._step(params, variables, placed, np.uint32(i), sums)
         if i < 0:
             raise ValueError(
@@ -119,15 +121,24 @@ class EvalLoop:
                 self._has_checked = True
             yield batch
 
-    def _make_step(self):
+    def _make_means(self):
         step = steps.make_eval_step(self._fns, self._task.metrics, split=self._task.split)
 
-        def run(params, variables, batch, i, sums):
-            rng = jax.random.fold_in(self._rng, i)
-            means, changed = step(params, variables, batch, rng)
-            return metrics.merge(sums, means), changed
+        def run(params, variables, batch, i):
+            return step(params, variables, batch, jax.random.fold_in(self._rng, i))
 
         return run
+
+    def _add_means(self, params, variables, batch, i, sums):
+        means, changed = self._means(params, variables, batch, i)
+        return metrics.merge(sums, means), changed
+
+    def _no_sums(self, params, variables, batch):
+        """Returns the sums before the first batch; the metrics are traced only once."""
+        if self._zeros is None:
+            shapes, _ = jax.eval_shape(self._means, params, variables, batch, np.uint32(0))
+            self._zeros = self._place.whole(metrics.zeros_like(shapes))
+        return self._zeros
 
 
 def _model_fns(task: EvalTask, model: Any, collections: Any) -> ModelFns:

@@ -45,7 +45,8 @@ class EvalTask:
 
     Attributes:
         metrics: Name to `fn(*outputs, *targets)`, which returns a mean over the batch, one
-            number per row, or a `Mean(total, count)`.
+            number per row, a `Mean(total, count)`, or an object with `merge` and `compute`, such
+            as `Totals` or a metric of clu or metrax.
         data: An iterable of `(inputs, targets)` pairs or of dicts.
         apply: The function that runs the model, if the loop's `model` does not include it.
         split: Separates the inputs of a batch from its targets.

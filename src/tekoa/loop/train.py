@@ -202,6 +202,11 @@ class TrainLoop:
         return self._runner.state
 
     @property
+    def layout(self) -> Layout | None:
+        """How arrays are split over a mesh; None for a single device."""
+        return self._place.layout
+
+    @property
     def model(self) -> Any:
         """The trained model: a module for NNX and Equinox, else the evaluation parameters."""
         state = self.state

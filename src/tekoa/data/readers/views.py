@@ -63,6 +63,24 @@ class Strided:
         return floor[0], floor[1] * self._step + self._start
 
 
+class Selected(RandomAccess):
+    """The rows with the given numbers, in their order, of a reader with random access."""
+
+    def __init__(self, base: Reader, rows: np.ndarray, name: str):
+        self._base, self._rows = base, rows
+        self.block_rows, self.name = base.block_rows, f"{base.name}, {name}"
+
+    @property
+    def info(self) -> Info:
+        return self._base.info
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def gather(self, request: RowRequest) -> Any:
+        return self._base.gather(request._replace(rows=self._rows[request.rows]))
+
+
 class Mapped:
     """The rows of a reader, transformed by a function.
 

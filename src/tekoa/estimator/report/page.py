@@ -4,6 +4,7 @@ The run is not changed, and the page needs no network: curves are inline SVG.
 """
 
 import html
+import os
 import pathlib
 import statistics
 import sys
@@ -29,26 +30,41 @@ def run_page(directory: str, config: RunConfig) -> int:
     Raises:
         UsageError: If there is nothing to show, or the file cannot be written.
     """
-    path = pathlib.Path(directory).expanduser().absolute()
-    if not path.is_dir():
-        raise UsageError(f"Directory {directory!r} does not exist.")
-    facts = gather(path)
-    if facts.is_empty:
-        raise UsageError(
-            f"Nothing to show in {directory!r}: no {run_files.RUN_FILE}, no TensorBoard files and "
-            "no checkpoints."
-        )
-    text, out = render(facts), config.out
-    if out == "-":
-        sys.stdout.write(text)
+    if config.out == "-":
+        sys.stdout.write(render(_facts(directory)))
         return 0
+    target = write_page(directory, config.out)
+    print(f"Wrote {_relative(target)} ({target.stat().st_size / 1e3:.0f} kB).")
+    return 0
+
+
+def write_page(directory: str | os.PathLike[str], out: str | None = None) -> pathlib.Path:
+    """Writes the page of a run; see `run_page`.
+
+    Returns:
+        The file that was written.
+    """
+    text = render(_facts(directory))
+    path = pathlib.Path(directory).expanduser().absolute()
     target = pathlib.Path(out).expanduser().absolute() if out else _default_target(path)
     try:
         durable.replace(target, text.encode())
     except OSError as error:
         raise UsageError(f"Cannot write --out={target}: {error}.") from None
-    print(f"Wrote {_relative(target)} ({len(text) / 1e3:.0f} kB).")
-    return 0
+    return target
+
+
+def _facts(directory: str | os.PathLike[str]) -> RunFacts:
+    path = pathlib.Path(directory).expanduser().absolute()
+    if not path.is_dir():
+        raise UsageError(f"Directory {str(directory)!r} does not exist.")
+    facts = gather(path)
+    if facts.is_empty:
+        raise UsageError(
+            f"Nothing to show in {str(directory)!r}: no {run_files.RUN_FILE}, no TensorBoard files "
+            "and no checkpoints."
+        )
+    return facts
 
 
 def _default_target(directory: pathlib.Path) -> pathlib.Path:

@@ -1,0 +1,98 @@
+"""MetricsFile: writes the metrics of every checkpoint as JSON lines.
+
+A line is one object: `{"step": 100, "seconds": 1.5, "train/loss": 0.3, ...}`. Each step is there
+once, also after kills and resumes: when training resumes from step n, lines after n are dropped.
+NaN and infinity are null, as JSON has no such numbers.
+"""
+
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from tekoa import hosts
+from tekoa.extensions.checkpoint_files import flat_metrics
+from tekoa.loop.checkpoint import Checkpoint
+from tekoa.store.commit import durable
+
+FILE_NAME = "metrics.jsonl"
+
+
+class MetricsFile:
+    """Appends the metrics of each checkpoint to a file; a stage for `serial`.
+
+    Place it before the checkpoint writer: every step that was committed then has its line.
+
+    Args:
+        path: The file; its directory is created if necessary.
+
+    Attributes:
+        rows: All lines of the file so far, those of earlier starts included.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = pathlib.Path(path)
+        self._is_writer = hosts.current().is_writer
+        self._file: Any = None
+        self.rows: list[dict[str, Any]] = read_metrics_file(self._path)
+
+    def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Writes the line of one checkpoint, in process 0 only."""
+        row = row_of(checkpoint)
+        if self._file is None:
+            self._open(checkpoint.step - max(1, checkpoint.n_completed_steps))
+        self.rows.append(row)
+        if self._is_writer:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        return checkpoint
+
+    def _open(self, step: int) -> None:
+        """Opens the file and drops the lines after a step."""
+        self.rows = [row for row in self.rows if row["step"] <= step]
+        if not self._is_writer:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        durable.replace(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def row_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the metrics of a checkpoint as one flat dict."""
+    metrics = flat_metrics(checkpoint)
+    finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
+    return {"step": checkpoint.step, "seconds": round(checkpoint.elapsed_time, 6), **finite}
+
+
+def read_metrics_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the lines of a metrics file; the last one is left out if a kill cut it off.
+
+    Raises:
+        ValueError: If another line is not a JSON object with a step.
+    """
+    try:
+        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row["step"], int):
+                raise TypeError
+        except (ValueError, TypeError, KeyError):
+            if number == len(lines):
+                break
+            raise ValueError(
+                f"{path}, line {number}, is not a JSON object with a 'step': {line[:60]!r}. Move the "
+                "file away to continue without the earlier metrics."
+            ) from None
+        rows.append(row)
+    return rows

@@ -1,0 +1,1 @@
+"""Training in one call: `fit`, its result, and models loaded for inference."""

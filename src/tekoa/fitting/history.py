@@ -1,0 +1,101 @@
+"""The metrics of a run as a table."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_HIDDEN = ("seconds", "train/seconds_per_step", "train/gradients_l2norm", "train/weights_l2norm")
+
+
+class History:
+    """The metrics of each checkpoint.
+
+    Args:
+        rows: One dict per checkpoint, with `step` and names such as 'train/loss'.
+
+    >>> history = History([{'step': 10, 'train/loss': 0.5}, {'step': 20, 'train/loss': 0.25}])
+    >>> history['train/loss']
+    [0.5, 0.25]
+    >>> history.steps
+    [10, 20]
+    >>> print(history)
+    step  train/loss
+      10         0.5
+      20        0.25
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]):
+        self.rows = [dict(row) for row in rows]
+
+    @property
+    def steps(self) -> list[int]:
+        """The step of each row."""
+        return [row["step"] for row in self.rows]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all metrics."""
+        return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> list[float]:
+        """Returns the values of one metric; NaN where a checkpoint has none."""
+        if name not in self.columns:
+            raise KeyError(f"There is no metric {name!r}. There are {', '.join(self.columns)}.")
+        values = (row.get(name) for row in self.rows)
+        return [math.nan if value is None else float(value) for value in values]
+
+    def _table(self) -> list[list[str]]:
+        names = ["step", *(name for name in self.columns if name not in _HIDDEN)]
+        return [names, *([_text(row.get(name)) for name in names] for row in self.rows)]
+
+    def __str__(self) -> str:
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join(
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in table
+        )
+
+    def __repr__(self) -> str:
+        span = f"steps {self.steps[0]} to {self.steps[-1]}" if self.rows else "empty"
+        return f"<History of {len(self)} checkpoints, {span}>"
+
+    def _repr_html_(self) -> str:
+        names, *rows = self._table()
+        head = "".join(f"<th>{name}</th>" for name in names)
+        body = "".join(f"<tr>{''.join(f'<td>{x}</td>' for x in row)}</tr>" for row in rows)
+        return f"<table><tr>{head}</tr>{body}</table>"
+
+    def plot(self, *names: str) -> Any:
+        """Draws the metrics over the steps with matplotlib and returns the figure.
+
+        Args:
+            *names: Metrics such as 'train/loss'. By default those of training and evaluation,
+                with one plot for each name: `train/loss` and `eval/loss` share one.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        try:
+            from matplotlib import figure
+        except ModuleNotFoundError as error:
+            raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
+        chosen = names or tuple(name for name in self.columns if name not in _HIDDEN)
+        charts = list(dict.fromkeys(name.rpartition("/")[2] for name in chosen))
+        picture = figure.Figure(figsize=(4.5 * max(1, len(charts)), 3.2), layout="constrained")
+        for i, chart in enumerate(charts):
+            axes = picture.add_subplot(1, len(charts), i + 1, title=chart, xlabel="step")
+            for name in chosen:
+                if name.rpartition("/")[2] == chart:
+                    axes.plot(self.steps, self[name], label=name.rpartition("/")[0] or name)
+            axes.legend()
+        return picture
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.5g}"

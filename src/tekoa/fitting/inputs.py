@@ -1,0 +1,275 @@
+"""The data of `fit`: any form that users have, as batches with inputs and targets."""
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tekoa.core import batch as batch_lib
+from tekoa.core import messages, objective
+from tekoa.data import DataError, Source, as_batches, as_source
+
+Names = str | Sequence[str]
+
+# Fields that are inputs and targets if nothing else is said.
+_USUAL_PAIRS = (("image", "label"), ("x", "y"), ("inputs", "targets"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Data and how its batches are separated into inputs and targets.
+
+    Attributes:
+        source: The examples; None if the data consists of ready batches.
+        ready: The ready batches; None if there is a source.
+        split: Separates the inputs of a batch from its targets.
+        inputs: Names of the input fields, if the fields have names.
+        targets: Names of the target fields, if the fields have names.
+        classes: The names of the classes, if the targets are text.
+    """
+
+    source: Source | None = None
+    ready: Iterable[Any] | None = None
+    split: objective.Split = batch_lib.split_batch
+    inputs: Names | None = None
+    targets: Names | None = None
+    classes: Sequence[str] | None = None
+
+    def train_batches(
+        self, *, batch_size: int, epochs: int | None, seed: int, shuffle: bool
+    ) -> tuple[Iterable[Any], int | None]:
+        """Returns the batches of training, and their number if it is known."""
+        if self.source is not None:
+            batches = self.source.batches(
+                batch_size, seed=seed, shuffle=shuffle or None, epochs=epochs
+            )
+            return batches, batches.n_batches
+        assert self.ready is not None
+        n_batches = len(self.ready) if hasattr(self.ready, "__len__") else None  # pyright: ignore
+        if epochs in (None, 1) or isinstance(self.ready, Iterator):
+            if epochs not in (None, 1):
+                raise ValueError(
+                    f"epochs={epochs} needs data that can be read more than once, but "
+                    f"{type(self.ready).__name__} is an iterator. Pass steps=, or a list, a loader "
+                    "or arrays."
+                )
+            return self.ready, n_batches if epochs else None
+        return _Repeated(self.ready, epochs), n_batches and n_batches * epochs
+
+    def eval_batches(self, batch_size: int) -> Iterable[Any]:
+        """Returns the batches of one pass, in the order of the data; can be read repeatedly."""
+        if self.source is not None:
+            return _Pass(self.source, batch_size)
+        assert self.ready is not None
+        return self.ready
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pass:
+    """One pass over a source; the last batch may be short."""
+
+    source: Source
+    batch_size: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.source.batches(self.batch_size, epochs=1, remainder="keep")
+
+
+class _Repeated:
+    """Ready batches, several times over, with a position that counts them."""
+
+    def __init__(self, ready: Iterable[Any], epochs: int | None):
+        self._ready, self._epochs = ready, epochs
+
+    def __iter__(self) -> Iterator[Any]:
+        return as_batches(self._chain)
+
+    def _chain(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(iter(self._ready) for _ in range(self._epochs or 1))
+
+
+def as_dataset(
+    data: Any,
+    *,
+    inputs: Names | None = None,
+    targets: Names | None = None,
+    classes: Sequence[str] | None = None,
+) -> Dataset:
+    """Converts the data of `fit` to a `Dataset`.
+
+    Args:
+        data: See `fit`.
+        inputs: Names of the input fields.
+        targets: Names of the target fields.
+        classes: Names of the classes if the targets are text; found in the data by default.
+
+    Raises:
+        TypeError: If the data has no usable form.
+        DataError: If a field does not exist.
+    """
+    if is_arrays(data):
+        data = data if isinstance(data, tuple) else (data, ())
+        return _dataset_of_arrays(data, inputs, targets)
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # A DataFrame.
+        data = {str(name): np.asarray(data[name]) for name in data.columns}
+    if _has_examples(data):
+        return _dataset_of_fields(as_source(data), inputs, targets, classes)
+    if not isinstance(data, Iterable):
+        raise TypeError(
+            f"data must be arrays, a pattern, a Source or an iterable of batches, got "
+            f"{type(data).__name__}: {data!r:.60}"
+        )
+    split = batch_lib.split_batch
+    if inputs is not None or targets is not None:
+        split = _named_split(inputs, targets, fields=None)
+    return Dataset(ready=data, split=split, inputs=inputs, targets=targets)
+
+
+def divide(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Sets a random part of the examples aside for validation.
+
+    Raises:
+        ValueError: If the fraction is not between 0 and 1, or the data has no examples to choose.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"validation must be a fraction between 0 and 1, or data; got {fraction}.")
+    if dataset.source is None:
+        raise ValueError(
+            f"validation={fraction} needs examples to choose from, but the data consists of ready "
+            "batches. Pass the validation data itself."
+        )
+    rest, part = dataset.source.divide(fraction, seed=seed)
+    return dataclasses.replace(dataset, source=rest), dataclasses.replace(dataset, source=part)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0
+
+
+def is_arrays(data: Any) -> bool:
+    """Whether data is an array of inputs, or (inputs, targets), each an array or a tree of them."""
+    if not isinstance(data, tuple):
+        return _is_array(data)
+    leaves = jax.tree.leaves(data)
+    return len(data) == 2 and bool(leaves) and all(map(_is_array, leaves))
+
+
+def _has_examples(data: Any) -> bool:
+    """Whether the data consists of examples, so that batches must be formed."""
+    if isinstance(data, (Source, str, pathlib.Path, Mapping)) or hasattr(data, "as_numpy_iterator"):
+        return True
+    if isinstance(data, (list, tuple)):
+        return bool(data) and all(isinstance(item, (str, pathlib.Path)) for item in data)
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def _dataset_of_arrays(pair: Any, inputs: Names | None, targets: Names | None) -> Dataset:
+    if inputs is not None or targets is not None:
+        raise ValueError("inputs= and targets= name fields, but the data is a pair of arrays.")
+    leaves, structure = jax.tree.flatten(pair)
+
+    def split(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return batch_lib.split_batch(structure.unflatten([batch[k] for k in sorted(batch)]))
+
+    fields = {f"array {i:03d}": leaf for i, leaf in enumerate(leaves)}
+    return Dataset(source=as_source(fields), split=split)
+
+
+def _dataset_of_fields(
+    source: Source, inputs: Names | None, targets: Names | None, classes: Sequence[str] | None
+) -> Dataset:
+    dtypes = source.info.dtypes
+    names = set(dtypes)
+    if not names or all(name.isdigit() for name in names):  # Examples are tuples.
+        return Dataset(source=source)
+    if inputs is None and targets is None:
+        pair = next((pair for pair in _USUAL_PAIRS if names.issuperset(pair)), None)
+        if pair is None:
+            return Dataset(source=source)
+        inputs, targets = pair
+    source, classes = _encode_classes(source, targets, classes)
+    if inputs is None:
+        used = {targets} if isinstance(targets, str) else set(targets or ())
+        inputs = [name for name, dtype in dtypes.items() if name not in used and dtype.kind in "biuf"]
+        if text := sorted(names - used - set(inputs)):
+            raise DataError(
+                f"The fields {text} hold text and cannot be inputs. Pass inputs=, with the names of "
+                "the fields to use."
+            )
+    split = _named_split(inputs, targets, fields=source.info.dtypes)
+    return Dataset(source=source, split=split, inputs=inputs, targets=targets, classes=classes)
+
+
+def _encode_classes(
+    source: Source, targets: Names | None, classes: Sequence[str] | None
+) -> tuple[Source, Sequence[str] | None]:
+    """Replaces text in the target field by class numbers, in alphabetical order."""
+    dtype = source.info.dtypes.get(targets) if isinstance(targets, str) else None
+    if dtype is None or dtype.kind not in "OUS":
+        return source, classes
+    name = str(targets)
+    if classes is None:
+        found: set[str] = set()
+        for batch in source.batches(4096, epochs=1, remainder="keep"):
+            found.update(map(str, batch[name]))
+        classes = sorted(found)
+    return source.map_batch(_ClassNumbers(name, tuple(classes))), classes
+
+
+@dataclasses.dataclass(frozen=True)
+class _ClassNumbers:
+    """Replaces the text of a field by its place in a sorted list; can be sent to a process."""
+
+    field: str
+    classes: tuple[str, ...]
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        text = np.asarray([str(value) for value in batch[self.field]])
+        if unknown := sorted(set(text.tolist()) - set(self.classes)):
+            raise DataError(
+                f"Field {self.field!r} has the classes {messages.some_of(unknown)}, which the "
+                f"training data does not have: {messages.some_of(self.classes)}."
+            )
+        numbers = np.searchsorted(np.asarray(self.classes), text).astype(np.int32)
+        return {**batch, self.field: numbers}
+
+
+def _named_split(
+    inputs: Names | None, targets: Names | None, fields: Iterable[str] | None
+) -> Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Returns a split of dict batches by the names of fields."""
+    for name in (*_as_names(inputs), *_as_names(targets)):
+        if fields is not None and name not in fields:
+            raise DataError(
+                f"The data has no field {name!r}.{messages.did_you_mean(name, fields)} It has "
+                f"{', '.join(fields)}."
+            )
+
+    def split(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        chosen_inputs = inputs
+        if chosen_inputs is None:
+            chosen_inputs = [name for name in batch if name not in _as_names(targets)]
+        return _select(batch, chosen_inputs), _select(batch, targets)
+
+    return split
+
+
+def _select(batch: Any, names: Names | None) -> tuple[Any, ...]:
+    """Returns the named fields; several fields of one number per row become one matrix."""
+    if names is None:
+        return ()
+    if isinstance(names, str):
+        return (batch[names],)
+    fields = tuple(batch[name] for name in names)
+    if len(fields) > 1 and all(field.ndim == 1 for field in fields):
+        stack = np.stack if isinstance(fields[0], np.ndarray) else jax.numpy.stack
+        return (stack([field.astype(np.float32) for field in fields], axis=1),)
+    return fields
+
+
+def _as_names(names: Names | None) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names or ())

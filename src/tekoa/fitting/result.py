@@ -1,0 +1,153 @@
+"""What `fit` returns."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tekoa.bridges import any_model
+from tekoa.core import objective
+from tekoa.core.state import TrainState
+from tekoa.core.trees import PyTree
+from tekoa.extensions import checkpoint_files
+from tekoa.fitting import inputs as data_lib
+from tekoa.fitting import metric_names
+from tekoa.fitting.history import History
+from tekoa.fitting.inputs import Dataset
+from tekoa.loop.predict import predictions
+from tekoa.loop.train import TrainLoop
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class FitResult:
+    """A trained model and how it was trained.
+
+    Attributes:
+        loop: The loop that trained it; iterate over `loop.until(n)` to train further.
+        original: The model that was passed to `fit`.
+        history: The metrics of every checkpoint.
+        metrics: The metrics of the validation, by name.
+        data: The form of the training data.
+        batch_size: Rows per batch.
+        directory: The directory of the run, or None.
+        is_complete: Whether training has reached its end; False after Ctrl-C.
+        validation: The batches of the validation data, or None.
+    """
+
+    loop: TrainLoop
+    original: Any
+    history: History
+    metrics: Mapping[str, Callable[..., Any]]
+    data: Dataset
+    batch_size: int
+    directory: pathlib.Path | None
+    is_complete: bool
+    validation: Iterable[Any] | None
+
+    def __repr__(self) -> str:
+        state = "" if self.is_complete else ", stopped before the end"
+        where = "" if self.directory is None else f", in {str(self.directory)!r}"
+        return f"<FitResult step {self.loop.step}{state}{where}>"
+
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps."""
+        return self.loop.step
+
+    @property
+    def state(self) -> TrainState:
+        """The complete state of training."""
+        return self.loop.state
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters to use for inference: the moving average if there is one."""
+        return self.state.eval_params
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """The names of the classes if the targets are text: class i is `classes[i]`."""
+        return self.data.classes
+
+    @property
+    def model(self) -> Any:
+        """The trained model, of the library that it came from.
+
+        An NNX or Equinox module with the trained weights; for Linen, a bound module that can be
+        called; for other models, the parameters.
+        """
+        state = self.state
+        variables = objective.merge_carry(state.variables, state.carry)
+        return any_model.as_object(
+            self.original, self.loop.model_fns, state.eval_params, variables
+        )
+
+    def evaluate(self, data: Any = None, metrics: Any = None) -> dict[str, float]:
+        """Measures the metrics on some data.
+
+        Args:
+            data: As for `fit`; the validation data by default.
+            metrics: As for `fit`; those of `fit`, with the loss, by default.
+
+        Raises:
+            ValueError: If there is neither data nor validation data, or no metric.
+        """
+        functions = dict(self.metrics) if metrics is None else metric_names.find_metrics(metrics)
+        if data is not None:
+            batches = self._dataset(data, self.data.targets).eval_batches(self.batch_size)
+        elif self.validation is not None:
+            batches = self.validation
+        else:
+            raise ValueError("There is no validation data: pass evaluate(data).")
+        evaluation = self.loop.evaluation(functions, batches)
+        return dict(evaluation(self.loop.checkpoint()).metrics["eval"])
+
+    def predict(self, data: Any) -> Any:
+        """Returns the outputs of the model for every row, as numpy arrays.
+
+        Args:
+            data: Inputs in any form that `fit` accepts; targets are not needed.
+        """
+        dataset = self._dataset(data, None)
+        outputs = predictions(
+            self.loop.model_fns,
+            self.state,
+            dataset.eval_batches(self.batch_size),
+            split=dataset.split,
+            layout=self.loop.layout,
+        )
+        parts = [jax.device_get(part) for part in outputs]
+        return jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+
+    def _dataset(self, data: Any, targets: data_lib.Names | None) -> Dataset:
+        is_named = self.data.inputs is not None and not data_lib.is_arrays(data)
+        if not is_named:
+            return data_lib.as_dataset(data)
+        return data_lib.as_dataset(
+            data, inputs=self.data.inputs, targets=targets, classes=self.data.classes
+        )
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Writes the state as a checkpoint, for `tekoa.load` or to resume from."""
+        writer = checkpoint_files.CheckpointFileWriter(directory)
+        writer(self.loop.checkpoint())
+        writer.close()
+
+    def page(self, out: str | os.PathLike[str] | None = None) -> pathlib.Path:
+        """Writes the run as one HTML page and returns its path.
+
+        Args:
+            out: The file; NAME.html in the working directory by default.
+
+        Raises:
+            ValueError: If `fit` had no directory.
+        """
+        from tekoa.estimator.report import page
+
+        if self.directory is None:
+            raise ValueError("The page shows the files of a run: pass directory= to fit.")
+        return page.write_page(self.directory, None if out is None else str(out))
