@@ -37,13 +37,13 @@ from tekoa.extensions.checkpoint_files import CheckpointFileWriter as Checkpoint
 from tekoa.extensions.console import ConsoleLogger as ConsoleLogger
 from tekoa.extensions.console import SummaryLogger as SummaryLogger
 from tekoa.extensions.early_stop import EarlyStopping as EarlyStopping
+from tekoa.extensions.metrics_file import MetricsFile as MetricsFile
 from tekoa.extensions.profiler import ProfilerTrace as ProfilerTrace
 from tekoa.extensions.progress import ProgressBar as ProgressBar
 from tekoa.extensions.serial import serial as serial
 from tekoa.extensions.serial import when as when
 from tekoa.extensions.tensorboard import SummaryWriter as SummaryWriter
 from tekoa.extensions.tensorboard import TensorBoardWriter as TensorBoardWriter
-from tekoa.extensions.metrics_file import MetricsFile as MetricsFile
 from tekoa.fitting.fit import fit as fit
 from tekoa.fitting.history import History as History
 from tekoa.fitting.load import load as load

@@ -32,6 +32,7 @@ RANKS = {
     "extensions": 4,
     "testing": 5,
     "estimator": 5,
+    "fitting": 6,
     "models": 6,
     "recipes": 7,
 }

@@ -56,3 +56,15 @@ def test_means_pass_through_jit():
     doubled = jax.jit(lambda m: m.merge(m))(Mean(jnp.float32(1.0), jnp.float32(2.0)))
     assert isinstance(doubled, Mean)
     assert float(doubled.compute()) == 0.5
+
+
+def test_totals_add_up_and_are_finished_on_the_host():
+    def ratio(a, b):
+        assert isinstance(a, np.ndarray | np.generic)
+        return a / b
+
+    add = jax.jit(lambda x, y: metrics.merge({"r": x}, {"r": y})["r"])
+    values = [metrics.Totals({"a": jnp.float32(i), "b": jnp.float32(2)}, ratio) for i in (1, 5)]
+    assert metrics.compute({"r": add(*values)}) == {"r": 1.5}
+    empty = metrics.zeros_like(jax.eval_shape(lambda: {"r": values[0]}))
+    assert metrics.compute(metrics.merge(empty, {"r": values[1]})) == {"r": 2.5}

@@ -112,7 +112,9 @@ class Source:
         n = len(self)
         n_second = round(n * fraction)
         if not 0 < n_second < n:
-            raise readers.DataError(f"{fraction} of {n} examples leaves nothing in one of the parts.")
+            raise readers.DataError(
+                f"{fraction} of {n} examples leaves nothing in one of the parts."
+            )
         order = permutation.permute(np.arange(n), n, (seed, n))
         parts = np.sort(order[n_second:]), np.sort(order[:n_second])
         first, second = (

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import pathlib
-from typing import Any
+from typing import Any, TextIO
 
 from tekoa import hosts
 from tekoa.extensions.checkpoint_files import flat_metrics
@@ -34,22 +34,24 @@ class MetricsFile:
     def __init__(self, path: str | os.PathLike[str]):
         self._path = pathlib.Path(path)
         self._is_writer = hosts.current().is_writer
-        self._file: Any = None
+        self._file: TextIO | None = None
+        self._is_open = False
         self.rows: list[dict[str, Any]] = read_metrics_file(self._path)
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Writes the line of one checkpoint, in process 0 only."""
         row = row_of(checkpoint)
-        if self._file is None:
+        if not self._is_open:
             self._open(checkpoint.step - max(1, checkpoint.n_completed_steps))
         self.rows.append(row)
-        if self._is_writer:
+        if self._file is not None:
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
         return checkpoint
 
     def _open(self, step: int) -> None:
         """Opens the file and drops the lines after a step."""
+        self._is_open = True
         self.rows = [row for row in self.rows if row["step"] <= step]
         if not self._is_writer:
             return
@@ -91,8 +93,8 @@ def read_metrics_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             if number == len(lines):
                 break
             raise ValueError(
-                f"{path}, line {number}, is not a JSON object with a 'step': {line[:60]!r}. Move the "
-                "file away to continue without the earlier metrics."
+                f"{path}, line {number}, is not a JSON object with a 'step': {line[:60]!r}. Move "
+                "the file away to continue without the earlier metrics."
             ) from None
         rows.append(row)
     return rows

@@ -6,7 +6,6 @@ from typing import Any, TextIO
 from tekoa import hosts
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
-
 _SECONDS_BETWEEN_MOVES = 0.1
 
 

@@ -8,10 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import optax
 
 from tekoa.core import nonfinite, objective
-from tekoa.extensions import best_files, checkpoint_files, early_stop, metrics_file, progress, serial
+from tekoa.extensions import (
+    best_files,
+    checkpoint_files,
+    early_stop,
+    metrics_file,
+    progress,
+    serial,
+)
 from tekoa.extensions import tensorboard as tensorboard_lib
 from tekoa.fitting import inputs as data_lib
 from tekoa.fitting import loss_names, metric_names

@@ -194,11 +194,13 @@ def _dataset_of_fields(
     source, classes = _encode_classes(source, targets, classes)
     if inputs is None:
         used = {targets} if isinstance(targets, str) else set(targets or ())
-        inputs = [name for name, dtype in dtypes.items() if name not in used and dtype.kind in "biuf"]
+        inputs = [
+            name for name, dtype in dtypes.items() if name not in used and dtype.kind in "biuf"
+        ]
         if text := sorted(names - used - set(inputs)):
             raise DataError(
-                f"The fields {text} hold text and cannot be inputs. Pass inputs=, with the names of "
-                "the fields to use."
+                f"The fields {text} hold text and cannot be inputs. Pass inputs=, with the names "
+                "of the fields to use."
             )
     split = _named_split(inputs, targets, fields=source.info.dtypes)
     return Dataset(source=source, split=split, inputs=inputs, targets=targets, classes=classes)

@@ -129,11 +129,10 @@ def find_metrics(metrics: Sequence[str] | Mapping[str, Metric] | str) -> dict[st
         ValueError: If there is no metric of a name.
         TypeError: If a metric is not a function.
     """
-    if isinstance(metrics, str):
-        metrics = [metrics]
-    if not isinstance(metrics, Mapping):
-        metrics = {name: name for name in metrics}
-    return {name: _find_metric(name, metric) for name, metric in metrics.items()}
+    if isinstance(metrics, Mapping):
+        return {name: _find_metric(name, metric) for name, metric in metrics.items()}
+    names = [metrics] if isinstance(metrics, str) else metrics
+    return {name: _find_metric(name, name) for name in names}
 
 
 def _find_metric(name: str, metric: Any) -> Metric:
@@ -168,7 +167,8 @@ def best_mode(name: str) -> Mode:
 def _has_classes(outputs: jax.Array, targets: jax.Array) -> bool:
     """Whether the targets are class numbers and the outputs one logit per class."""
     is_integer = jnp.issubdtype(targets.dtype, jnp.integer)
-    return bool(is_integer and outputs.ndim >= 1 and outputs.shape[-1] > 1)
+    has_last_axis = outputs.shape[-1:] not in ((), (1,))
+    return is_integer and has_last_axis and outputs.shape != targets.shape
 
 
 def _confusion(outputs: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:

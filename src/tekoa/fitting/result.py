@@ -82,9 +82,7 @@ class FitResult:
         """
         state = self.state
         variables = objective.merge_carry(state.variables, state.carry)
-        return any_model.as_object(
-            self.original, self.loop.model_fns, state.eval_params, variables
-        )
+        return any_model.as_object(self.original, self.loop.model_fns, state.eval_params, variables)
 
     def evaluate(self, data: Any = None, metrics: Any = None) -> dict[str, float]:
         """Measures the metrics on some data.

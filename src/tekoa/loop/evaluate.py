@@ -84,7 +84,7 @@ class EvalLoop:
         state = checkpoint.state
         params = state.eval_params if self._use_average else state.params
         variables = dict(state.variables)
-        sums = None
+        sums: Any = None
         i = -1
         for i, batch in enumerate(itertools.islice(self._from_start(), self._n_steps)):
             if self._stop_flag is not None and self._stop_flag.is_set():
@@ -103,7 +103,9 @@ class EvalLoop:
                 f"The data of the {self._label!r} evaluation yielded no batch. A generator can "
                 "be read only once: pass a list, a dataset, or an endless generator with n_steps."
             )
-        return as_summary(checkpoint).with_metrics(self._label, metrics.compute(sums))
+        values = metrics.compute(sums)
+        values = {name: values[name] for name in self._task.metrics}  # In the user's order.
+        return as_summary(checkpoint).with_metrics(self._label, values)
 
     def _from_start(self) -> Iterator[Any]:
         """Yields batches, from the start of the data if it can be read again."""

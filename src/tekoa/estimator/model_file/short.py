@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 
@@ -15,8 +14,6 @@ from tekoa import data, hosts
 from tekoa.bridges import any_model
 from tekoa.bridges.scales import find_scales
 from tekoa.core import metrics as metrics_lib
-from tekoa.core import objective
-from tekoa.core import step as steps
 from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file.experiment import DataFacts, Experiment
@@ -26,6 +23,7 @@ from tekoa.estimator.run.passes import MarkFirst, Reiterable
 from tekoa.estimator.run.run import Run
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.predict import predictions
 from tekoa.loop.task import ModelTraining
 from tekoa.sharding.layout import Layout
 from tekoa.sharding.placement import Placement
@@ -106,20 +104,17 @@ class ShortProgram:
         first = next(batches, None)
         if first is None:
             return
-        layout, rng = self._data.layout, jax.random.key(0)
+        layout = self._data.layout
         state = eval_state.EvalReader(fns, experiment.split(first)[0], layout).load(path).state
-        place = Placement(layout)
-        inputs = experiment.split(place.batch(first))[0]
-        params, variables = place.model(fns, state.eval_params, state.variables, inputs)
-        if state.carry is not None:
-            carry = jax.jit(functools.partial(objective.new_carry, fns))(rng, inputs)
-            variables = objective.merge_carry(variables, carry)
-        step = place.jit_gathered(steps.make_predict_step(fns, split=experiment.split))
-        for i, batch in enumerate(itertools.chain([first], batches)):
-            if stop_flag.is_set():
-                return
-            key = jax.random.fold_in(rng, i)
-            outputs, variables = step(params, variables, place.batch(batch), key)
+        all_outputs = predictions(
+            fns,
+            state,
+            itertools.chain([first], batches),
+            split=experiment.split,
+            layout=layout,
+            stop_flag=stop_flag,
+        )
+        for outputs in all_outputs:
             yield from np.asarray(experiment.predict(outputs))
 
     def sample(self, kind: Kind) -> Any:

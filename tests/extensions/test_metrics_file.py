@@ -1,0 +1,62 @@
+import dataclasses
+import json
+
+import pytest
+
+from tekoa.extensions.metrics_file import MetricsFile, read_metrics_file
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def at(summary, step, loss=0.5):
+    return dataclasses.replace(summary(step), n_completed_steps=1).with_metrics(
+        "eval", {"loss": loss}
+    )
+
+
+def test_every_checkpoint_is_one_line(tmp_path, summary):
+    writer = MetricsFile(tmp_path / "run" / "metrics.jsonl")
+    for step in (1, 2):
+        writer(at(summary, step, loss=step / 2))
+    writer.close()
+    rows = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [(row["step"], row["eval/loss"]) for row in rows] == [(1, 0.5), (2, 1.0)]
+    assert writer.rows == rows
+
+
+def test_after_a_roll_back_each_step_is_there_once(tmp_path, summary):
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path)
+    for step in (1, 2, 3):
+        first(at(summary, step, loss=1.0))
+    first.close()
+    second = MetricsFile(path)
+    second(at(summary, 2, loss=7.0))
+    second.close()
+    assert [(row["step"], row["eval/loss"]) for row in lines(path)] == [(1, 1.0), (2, 7.0)]
+
+
+def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path, summary):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "tr')
+    assert read_metrics_file(path) == [{"step": 1}]
+    writer = MetricsFile(path)
+    writer(at(summary, 2))
+    writer.close()
+    assert [row["step"] for row in lines(path)] == [1, 2]
+
+
+def test_nan_is_null(tmp_path, summary):
+    writer = MetricsFile(tmp_path / "metrics.jsonl")
+    writer(at(summary, 1, loss=float("nan")))
+    writer.close()
+    assert lines(tmp_path / "metrics.jsonl")[0]["eval/loss"] is None
+
+
+def test_a_file_of_another_program_is_refused(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('hello\n{"step": 1}\n')
+    with pytest.raises(ValueError, match="line 1, is not a JSON object with a 'step': 'hello'"):
+        MetricsFile(path)

@@ -1,0 +1,207 @@
+import json
+import os
+import pathlib
+import signal
+
+import equinox as eqx
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import tekoa
+from tekoa.testing import assert_trees_equal
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(96, 4)).astype(np.float32)
+Y = (X.sum(axis=1) > 0).astype(np.int32)
+TEST = X[:30] + 0.1, Y[:30]
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.relu(nn.Dense(8)(x)))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.b(nnx.relu(self.a(x)))
+
+
+def functions():
+    def init(rng, x):
+        return {"w": jax.random.normal(rng, (4, 2)) * 0.1, "b": jnp.zeros(2)}
+
+    return init, lambda params, x: x @ params["w"] + params["b"]
+
+
+MODELS = {
+    "linen": lambda: (LinenNet(), None),
+    "nnx": lambda: (NnxNet(nnx.Rngs(0)), None),
+    "equinox": lambda: (eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0)), None),
+    "haiku": lambda: (hk.transform(lambda x: hk.Linear(2)(jnp.tanh(x))), None),
+    "functions": functions,
+}
+
+
+def fit(name="nnx", data=(X, Y), **options):
+    model, apply = MODELS[name]()
+    settings = {
+        "loss": "cross_entropy",
+        "optimizer": optax.adam(0.05),
+        "epochs": 8,
+        "batch_size": 16,
+        "show_progress": False,
+        "apply": apply,
+        **options,
+    }
+    return tekoa.fit(model, data, **settings)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_every_library_is_trained_evaluated_and_loaded(name, tmp_path):
+    result = fit(name, validation=TEST, metrics=["accuracy"], directory=tmp_path / "run")
+    assert result.is_complete
+    assert result.step == 48
+    assert result.history["eval/loss"][-1] < result.history["eval/loss"][0]
+    scores = result.evaluate()
+    assert scores["accuracy"] > 0.85
+    outputs = result.predict(TEST[0])
+    assert outputs.shape == (30, 2)
+    assert scores["accuracy"] == pytest.approx(np.mean(outputs.argmax(1) == TEST[1]))
+    model, apply = MODELS[name]()
+    loaded = tekoa.load(tmp_path / "run", model, apply=apply)
+    call = {
+        "equinox": lambda m, x: jax.vmap(m)(x),
+        "haiku": lambda params, x: model.apply(params, None, x),
+        "functions": apply,
+    }.get(name, lambda m, x: m(x))
+    for one in (result.model, loaded):
+        np.testing.assert_allclose(call(one, TEST[0]), outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_it_is_bit_for_bit_the_loop_written_out():
+    def loss(logits, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    result = fit(loss=loss, optimizer=optax.adam(0.01), ema=0.9)
+    loop = tekoa.TrainLoop(
+        NnxNet(nnx.Rngs(0)),
+        tekoa.TrainTask(
+            optimizer=optax.adam(0.01),
+            loss=loss,
+            data=tekoa.data.as_source({"x": X, "y": Y}).batches(16, seed=0, shuffle=True, epochs=8),
+            split=lambda batch: ((batch["x"],), (batch["y"],)),
+        ),
+        n_steps=48,
+        n_steps_per_checkpoint=6,
+        ema=0.9,
+    )
+    list(loop)
+    assert_trees_equal(result.state.params, loop.state.params)
+    assert_trees_equal(result.state.average, loop.state.average)
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, capsys):
+    def interrupt(checkpoint):
+        if checkpoint.step == 18:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return checkpoint
+
+    options = {"validation": TEST, "metrics": "accuracy"}
+    whole = fit(directory=tmp_path / "whole", **options)
+    stopped = fit(directory=tmp_path / "run", callbacks=[interrupt], **options)
+    assert not stopped.is_complete
+    assert stopped.step < 48
+    assert "Stopped at step" in capsys.readouterr().out
+    resumed = fit(directory=tmp_path / "run", **options)
+    assert resumed.is_complete
+    assert_trees_equal(resumed.state, whole.state)
+    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in resumed.history.rows]
+    expected = [{k: v for k, v in row.items() if "seconds" not in k} for row in whole.history.rows]
+    by_step = {row["step"]: row for row in rows}
+    assert len(by_step) == len(rows)
+    assert all(by_step[row["step"]] == row for row in expected)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
+    first = fit(directory=tmp_path / "run")
+    again = fit(directory=tmp_path / "run", show_progress=True)
+    assert "Nothing to do: all 48 steps are complete." in capsys.readouterr().out
+    assert again.history.rows == first.history.rows
+    assert_trees_equal(again.state.params, first.state.params)
+
+
+def test_the_best_checkpoint_is_kept_and_loaded(tmp_path):
+    scores = iter([0.1, 0.9, 0.3, 0.2])
+    seen = {}
+
+    def score(logits, labels):
+        return jnp.zeros(())
+
+    def plant(checkpoint):
+        value = next(scores)
+        seen[value] = checkpoint.model_params
+        return checkpoint.with_metrics("eval", {"loss": 0.0, "mine": value})
+
+    fit(
+        validation=TEST,
+        metrics={"mine": score},
+        best=("mine", "max"),
+        callbacks=[plant],
+        epochs=4,
+        directory=tmp_path / "run",
+    )
+    best = tekoa.load(tmp_path / "run", NnxNet(nnx.Rngs(5)), best=("mine", "max"))
+    np.testing.assert_array_equal(best.a.kernel[...], seen[0.9]["a"]["kernel"])
+    last = tekoa.load(tmp_path / "run", NnxNet(nnx.Rngs(5)))
+    np.testing.assert_array_equal(last.a.kernel[...], seen[0.2]["a"]["kernel"])
+
+
+def test_training_stops_early_when_nothing_improves(tmp_path):
+    result = fit(validation=TEST, optimizer=optax.sgd(0.0), patience=2)
+    assert result.step == 18  # The first check is the best, then two without improvement.
+
+
+def test_a_fraction_is_held_out_for_validation():
+    result = fit(validation=0.25, metrics=["accuracy"], batch_size=8)
+    assert result.step == 8 * 72 // 8
+    assert "eval/accuracy" in result.history.columns
+
+
+def test_files_of_a_run(tmp_path):
+    fit(directory=tmp_path / "run", validation=TEST)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"checkpoint_48", "metrics.jsonl", "train", "low_eval_loss"} <= names
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(6, 49, 6))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 3}, "Pass steps= or epochs=, not both; got 3 and 8"),
+        ({"loss": "mes"}, "There is no loss 'mes'"),
+        ({"best": "accuracy"}, "need validation data"),
+        ({"best": "accuracy", "validation": TEST}, "pass directory="),
+        ({"best": "f1", "validation": TEST, "directory": "x"}, "'f1' is not one of the metrics"),
+        ({"metrics": ["acc"]}, "There is no metric 'acc'"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_written(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        fit(**options)
+    assert not list(pathlib.Path().iterdir())
+
+
+def test_steps_without_epochs_repeat_the_data():
+    assert fit(epochs=None, steps=20).step == 20

@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+
+from tekoa import DataError
+from tekoa.data import as_source
+from tekoa.fitting import inputs
+
+X, Y = np.arange(20, dtype=np.float32).reshape(10, 2), np.arange(10)
+
+
+def first_batch(dataset, **options):
+    settings = {"batch_size": 4, "epochs": 1, "seed": 0, "shuffle": False, **options}
+    batches, n_batches = dataset.train_batches(**settings)
+    return dataset.split(next(iter(batches))), n_batches
+
+
+def assert_rows(batch, x, y):
+    (input_,), targets = batch
+    np.testing.assert_array_equal(input_, x)
+    np.testing.assert_array_equal(targets, (y,))
+
+
+def test_a_pair_of_arrays_becomes_batches():
+    batch, n_batches = first_batch(inputs.as_dataset((X, Y)))
+    assert_rows(batch, X[:4], Y[:4])
+    assert n_batches == 2
+    assert first_batch(inputs.as_dataset((X, Y)), epochs=5)[1] == 12
+    assert first_batch(inputs.as_dataset((X, Y)), epochs=None)[1] is None
+
+
+def test_trees_of_arrays_keep_their_structure():
+    dataset = inputs.as_dataset(({"a": X, "b": X + 1}, (Y, -Y)))
+    ((tree,), targets), _ = first_batch(dataset)
+    np.testing.assert_array_equal(tree["b"], X[:4] + 1)
+    np.testing.assert_array_equal(targets[1], -Y[:4])
+
+
+def test_an_array_alone_is_inputs_without_targets():
+    (input_,), targets = first_batch(inputs.as_dataset(X))[0]
+    np.testing.assert_array_equal(input_, X[:4])
+    assert targets == ()
+
+
+def test_usual_names_are_recognised_and_others_can_be_named():
+    assert_rows(first_batch(inputs.as_dataset({"image": X, "label": Y}))[0], X[:4], Y[:4])
+    named = inputs.as_dataset({"p": X, "q": Y}, inputs="p", targets="q")
+    assert_rows(first_batch(named)[0], X[:4], Y[:4])
+    dataset = inputs.as_dataset({"p": X, "q": Y})
+    assert sorted(dataset.split({"p": X, "q": Y})[0][0]) == ["p", "q"]  # The whole dict.
+    with pytest.raises(DataError, match=r"no field 'r'. It has p, q"):
+        inputs.as_dataset({"p": X, "q": Y}, targets="r")
+
+
+def test_columns_of_numbers_become_one_matrix():
+    table = {"width": X[:, 0], "height": X[:, 1], "kind": Y}
+    dataset = inputs.as_dataset(table, targets="kind")
+    assert_rows(first_batch(dataset)[0], X[:4], Y[:4])
+
+
+def test_text_targets_become_class_numbers(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("size,kind\n1,pear\n2,apple\n3,pear\n4,fig\n")
+    dataset = inputs.as_dataset(str(path), targets="kind")
+    assert dataset.classes == ["apple", "fig", "pear"]
+    _, targets = first_batch(dataset)[0]
+    np.testing.assert_array_equal(targets[0], [2, 0, 2, 1])
+    other = {"size": np.ones(1), "kind": np.array(["plum"], object)}
+    with pytest.raises(DataError, match="classes plum, which the training data does not have"):
+        inputs.as_dataset(other, targets="kind", classes=dataset.classes)
+
+
+def test_text_is_no_input(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("name,size,kind\na,1,0\nb,2,1\n")
+    with pytest.raises(DataError, match=r"\['name'\] hold text and cannot be inputs"):
+        inputs.as_dataset(str(path), targets="kind")
+
+
+def test_a_data_frame_is_a_table_of_columns():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": Y})
+    assert_rows(first_batch(inputs.as_dataset(frame, targets="kind"))[0], X[:4], Y[:4])
+
+
+def test_ready_batches_stay_as_they_are_and_repeat():
+    ready = [(X[:5], Y[:5]), (X[5:], Y[5:])]
+    batches, n_batches = inputs.as_dataset(ready).train_batches(
+        batch_size=4, epochs=3, seed=0, shuffle=True
+    )
+    assert n_batches == 6
+    starts = [int(y[0]) for _, y in batches]
+    assert starts == [0, 5, 0, 5, 0, 5]
+
+
+def test_a_generator_cannot_be_repeated():
+    generator = ((X, Y) for _ in range(3))
+    with pytest.raises(ValueError, match="epochs=2 needs data that can be read more than once"):
+        first_batch(inputs.as_dataset(generator), epochs=2)
+
+
+def test_a_fraction_is_held_out_and_no_row_is_in_both():
+    train, valid = inputs.divide(inputs.as_dataset((X, Y)), 0.3, seed=1)
+    rows = [
+        [int(y) for batch in part.eval_batches(4) for y in part.split(batch)[1][0]]
+        for part in (train, valid)
+    ]
+    assert (len(rows[0]), len(rows[1])) == (7, 3)
+    assert sorted(rows[0] + rows[1]) == list(range(10))
+    _, again = inputs.divide(inputs.as_dataset((X, Y)), 0.3, seed=1)
+    assert [int(y) for b in again.eval_batches(4) for y in again.split(b)[1][0]] == rows[1]
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        inputs.divide(train, 1.5, seed=0)
+    with pytest.raises(ValueError, match="ready batches"):
+        inputs.divide(inputs.as_dataset([(X, Y)]), 0.5, seed=0)
+
+
+def test_examples_of_a_dataset_are_batched():
+    dataset = inputs.as_dataset(as_source([(X[i], Y[i]) for i in range(10)]))
+    assert_rows(first_batch(dataset)[0], X[:4], Y[:4])
+
+
+def test_something_else_is_refused():
+    with pytest.raises(TypeError, match=r"data must be arrays, a pattern.*got int"):
+        inputs.as_dataset(3)

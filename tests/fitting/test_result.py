@@ -1,0 +1,58 @@
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import tekoa
+
+X = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return tekoa.fit(
+        nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+        {"x": X, "y": 2 * X},
+        loss="mse",
+        optimizer=optax.adam(0.1),
+        epochs=20,
+        batch_size=16,
+        show_progress=False,
+    )
+
+
+def test_predictions_need_no_targets(result):
+    by_field = result.predict({"x": X})
+    np.testing.assert_array_equal(result.predict(X), by_field)
+    assert by_field.shape == (40, 1)
+
+
+def test_other_data_and_metrics_can_be_measured(result):
+    scores = result.evaluate({"x": X, "y": 2 * X + 1}, metrics=["mae", "r2"])
+    outputs = result.predict(X)
+    assert scores["mae"] == pytest.approx(np.abs(outputs - 2 * X - 1).mean(), rel=1e-5)
+    with pytest.raises(ValueError, match=r"pass evaluate\(data\)"):
+        result.evaluate()
+
+
+def test_a_saved_result_is_loaded(result, tmp_path):
+    result.save(tmp_path / "saved")
+    model = tekoa.load(tmp_path / "saved", nnx.Linear(1, 1, rngs=nnx.Rngs(3)))
+    np.testing.assert_allclose(model(X), result.predict(X), rtol=1e-6)
+    with pytest.raises(ValueError, match="pass directory= to fit"):
+        result.page()
+    assert repr(result) == "<FitResult step 50>"
+
+
+def test_a_run_has_a_page(tmp_path):
+    result = tekoa.fit(
+        nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+        (X, X),
+        loss="mse",
+        optimizer=optax.sgd(0.1),
+        steps=4,
+        directory=tmp_path / "run",
+        show_progress=False,
+    )
+    page = result.page(tmp_path / "run.html")
+    assert "<svg" in page.read_text()
