@@ -4,6 +4,7 @@ from tekoa.optim import amos as amos
 from tekoa.optim import amos_helper as amos_helper
 from tekoa.optim import classic as classic
 from tekoa.optim import scales as scales
+from tekoa.optim import sphere as sphere
 from tekoa.optim import triples as triples
 from tekoa.optim.amos.transform import scale_by_amos as scale_by_amos
 from tekoa.optim.groups import mask as mask
@@ -12,5 +13,8 @@ from tekoa.optim.groups import param_groups as param_groups
 from tekoa.optim.rates import current_rates as current_rates
 from tekoa.optim.rates import rated as rated
 from tekoa.optim.scales.auto import amos_for as amos_for
+from tekoa.optim.sphere import auto_for as auto_for
+from tekoa.optim.sphere import project_to_sphere as project_to_sphere
+from tekoa.optim.sphere import scale_by_sphere as scale_by_sphere
 from tekoa.optim.triples.convert import from_triple as from_triple
 from tekoa.optim.triples.convert import to_triple as to_triple

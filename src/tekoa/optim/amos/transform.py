@@ -78,8 +78,8 @@ def amos(
     >>> jax.tree.map(jnp.shape, state.v)
     {'w': ()}
     """
-    _check_range("momentum", momentum, 0, 1)
-    _check_range("clip_value", clip_value, 0, np.inf)
+    check_range("momentum", momentum, 0, 1)
+    check_range("clip_value", clip_value, 0, np.inf)
     scaled = scale_by_amos(
         learning_rate,
         eta_fn,
@@ -115,16 +115,16 @@ def scale_by_amos(
     Arguments and errors are those of `amos`. The updates include the learning rate and the
     sign, so they can be added to the parameters directly.
     """
-    _check_range("beta", beta, 0, 1)
+    check_range("beta", beta, 0, 1)
     for name, value in {"extra_l2": extra_l2, "d_coef": d_coef, "c_coef": c_coef}.items():
-        _check_range(name, value, 0, np.inf)
+        check_range(name, value, 0, np.inf)
 
     def init(params: trees.PyTree) -> ScaleByAmosState:
         def slot(name: trees.Name, param: Any) -> jax.Array:
-            _record_scale(name, slots.eta_of(eta_fn, name, jnp.shape(param)))
+            record_scale(name, slots.eta_of(eta_fn, name, jnp.shape(param)))
             # zeros_like: a slot of the parameter's shape is also sharded like it.
             shape = slots.slot_shape_of(shape_fn, name, jnp.shape(param))
-            return jnp.zeros_like(param, _compute_dtype(param), shape)
+            return jnp.zeros_like(param, compute_dtype(param), shape)
 
         v, b = trees.map_named(slot, params), trees.map_named(slot, params)
         return ScaleByAmosState(count=jnp.zeros((), jnp.int32), v=v, b=b)
@@ -143,7 +143,7 @@ def scale_by_amos(
         def update_param(name: trees.Name, param: Any, g: Any, v: jax.Array, b: jax.Array):
             if g is None:
                 return None, v, b
-            dtype = _compute_dtype(param)
+            dtype = compute_dtype(param)
             theta, grad = jnp.asarray(param, dtype), jnp.asarray(g, dtype)
             eta = jnp.asarray(slots.eta_of(eta_fn, name, theta.shape), dtype)
             # The letters are the paper's: theta, g, v, b, eta, xi, gamma, D.
@@ -198,7 +198,8 @@ def recorded_scales() -> Iterator[dict[str, float]]:
         _record.reset(token)
 
 
-def _record_scale(name: trees.Name, eta: np.ndarray) -> None:
+def record_scale(name: trees.Name, eta: Any) -> None:
+    """Adds a scale to the records of `recorded_scales`."""
     record = _record.get()
     if record is not None:
         record["/".join(name)] = float(np.sqrt(np.mean(np.square(eta, dtype=np.float64))))
@@ -208,7 +209,7 @@ def _in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformatio
     """Runs `tx`, and stores its slots, in at least float32; updates keep their dtype."""
 
     def widen(tree: trees.PyTree) -> trees.PyTree:
-        return jax.tree.map(lambda x: jnp.asarray(x, _compute_dtype(x)), tree)
+        return jax.tree.map(lambda x: jnp.asarray(x, compute_dtype(x)), tree)
 
     def update(
         updates: trees.PyTree, state: optax.OptState, params: trees.PyTree | None = None
@@ -217,7 +218,7 @@ def _in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformatio
         return jax.tree.map(lambda x, g: x.astype(jnp.result_type(g)), wide, updates), state
 
     def init(params: trees.PyTree) -> optax.OptState:
-        return tx.init(jax.tree.map(lambda x: jnp.zeros_like(x, _compute_dtype(x)), params))
+        return tx.init(jax.tree.map(lambda x: jnp.zeros_like(x, compute_dtype(x)), params))
 
     return optax.GradientTransformation(init, update)
 
@@ -259,18 +260,19 @@ def _computed_after(first: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(first), jnp.nan, b)
 
 
-def _compute_dtype(param: Any) -> jnp.dtype:
+def compute_dtype(param: Any) -> jnp.dtype:
     """Returns the dtype of slots and arithmetic: float32 for every smaller float."""
     dtype = jnp.result_type(param)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
-            f"Amos supports real floating-point parameters only, got dtype {dtype}. "
+            f"This optimizer supports real floating-point parameters only, got dtype {dtype}. "
             "Exclude this one with optax.masked or tekoa.param_groups."
         )
     return trees.wide_dtype(param)
 
 
-def _check_range(name: str, value: Any, low: float, high: float) -> None:
+def check_range(name: str, value: Any, low: float, high: float) -> None:
+    """Raises if a setting is out of range."""
     # Inside optax.inject_hyperparams the value is an array and is not checked.
     if isinstance(value, (int, float)) and not low <= value < high:
         raise ValueError(f"{name} must be in [{low}, {high}), got {value}.")

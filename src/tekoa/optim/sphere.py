@@ -1,0 +1,329 @@
+"""Sphere: an optimizer that keeps every kernel on the scale the model gives it.
+
+A hidden kernel takes steps of a fixed size relative to its scale and is rescaled to that
+scale after each of them, so that neither a learning rate nor a weight decay is needed, and
+the initial size of the weights does not matter. Output kernels take the same steps without
+the rescaling: the size of logits and targets is for the data to say. Scales and roles come
+from a `ScaleTable`; the size of a step follows from the number of steps.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tekoa.core import trees
+from tekoa.optim.amos import slots, transform
+from tekoa.optim.scales import auto
+from tekoa.optim.scales.table import ScaleRow, ScaleTable
+
+Tail = Literal["cosine", "linear", "constant"]
+
+_FLOOR = 2**-125  # Of second moments, so that a gradient of 0 gives an update of 0.
+
+
+class ScaleBySphereState(NamedTuple):
+    """The state of `scale_by_sphere` between steps."""
+
+    count: Any  # Completed updates, an int32 array.
+    mu: trees.PyTree  # Running mean of gradients.
+    nu: trees.PyTree  # Running mean of squared gradients, in the slots' shapes.
+
+
+def sphere(
+    table: ScaleTable,
+    *,
+    n_steps: int | None = None,
+    c: float = 0.5,
+    warmup: float = 0.05,
+    tail: Tail = "cosine",
+    learning_rate: optax.ScalarOrSchedule | None = None,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    is_reduced: bool = False,
+    output_factor: float = 1.0,
+    min_rms: float = 0.0,
+    row_radius: bool = False,
+) -> optax.GradientTransformation:
+    """Creates the sphere optimizer for the model that a table of scales was found for.
+
+    Args:
+        table: Scales and roles, from `tekoa.find_scales` or `tekoa.scales`.
+        n_steps: The number of steps of the training run.
+        c: Size of the largest step, relative to the scale, times sqrt(n_steps).
+        warmup: Fraction of the steps over which the size grows from 0.
+        tail: How the size decreases to 0 afterwards, or "constant".
+        learning_rate: Relative size of a step, a number or a schedule, in place of the one
+            that follows from `n_steps`, `c`, `warmup` and `tail`.
+        b1: Decay of the running mean of gradients.
+        b2: Decay of the running mean of squared gradients.
+        is_reduced: Whether second moments are averaged over the axes that the table's slots
+            share, which halves the memory of the optimizer.
+        output_factor: Factor on the steps of output kernels.
+        min_rms: Lower bound of the rms that the steps of a kernel are divided by. Without a
+            bound, rarely used rows of a sparse gradient take steps of full size.
+        row_radius: Whether tables that are only looked up keep the scale of each row, and
+            take steps that are not divided by their rms.
+
+    Returns:
+        A transformation whose `update` needs `params`.
+
+    Raises:
+        ValueError: If a number is out of range, or both `n_steps` and `learning_rate` are
+            None.
+
+    >>> from tekoa.optim.scales.auto import scales_of_function
+    >>> params = {'w': jnp.ones((100, 10)), 'v': jnp.ones((10, 1))}
+    >>> fn = lambda p, x: jax.nn.relu(x @ p['w']) @ p['v']
+    >>> tx = sphere(scales_of_function(fn, params, jnp.ones((8, 100))), n_steps=1000)
+    >>> updates, state = tx.update(params, tx.init(params), params)
+    >>> params = optax.apply_updates(params, updates)
+    >>> round(float(jnp.sqrt(jnp.mean(params['w'] ** 2))), 4)  # 100 ** -1/2, no longer 1.
+    0.1
+    """
+    if learning_rate is None:
+        learning_rate = step_size(n_steps, c=c, warmup=warmup, tail=tail)
+    return optax.chain(
+        scale_by_sphere(
+            table,
+            b1=b1,
+            b2=b2,
+            is_reduced=is_reduced,
+            output_factor=output_factor,
+            min_rms=min_rms,
+            row_radius=row_radius,
+        ),
+        optax.scale_by_learning_rate(learning_rate),
+        project_to_sphere(table, row_radius=row_radius),
+    )
+
+
+def auto_for(
+    fn: Callable[..., Any],
+    params: trees.PyTree,
+    *batch: Any,
+    n_steps: int | None = None,
+    **settings: Any,
+) -> optax.GradientTransformation:
+    """Creates an optimizer for a loss function, without any settings.
+
+    Args:
+        fn: `fn(params, *batch)` returns the loss.
+        params: The parameters to train, or their shapes.
+        *batch: The other arguments of `fn` for one batch: arrays, shapes or keys.
+        n_steps: The number of steps of the training run; None if it is not known.
+        **settings: Arguments of `sphere` that differ from its defaults.
+
+    Returns:
+        `sphere` for the scales and roles found. If `n_steps` is None, the size of its steps
+        decreases with the square root of the step's number.
+
+    Raises:
+        ValueError: For the reasons of `sphere` and `tekoa.scales`.
+
+    >>> params = {'w': jnp.ones((100, 10)), 'v': jnp.ones((10, 1))}
+    >>> loss = lambda p, x, y: jnp.mean((jax.nn.relu(x @ p['w']) @ p['v'] - y) ** 2)
+    >>> batch = jnp.ones((8, 100)), jnp.zeros((8, 1))
+    >>> tx = auto_for(loss, params, *batch, n_steps=1000)
+    >>> updates, state = tx.update(jax.grad(loss)(params, *batch), tx.init(params), params)
+    """
+    table = auto.scales_of_function(fn, params, *batch)
+    return auto_sphere(table, n_steps=n_steps, **settings)
+
+
+def auto_sphere(
+    table: ScaleTable, *, n_steps: int | None = None, **settings: Any
+) -> optax.GradientTransformation:
+    """Creates `sphere` for a known or, if `n_steps` is None, unknown number of steps."""
+    if n_steps is None:
+        settings = {"learning_rate": anytime_step_size(settings.pop("c", 0.5)), **settings}
+    return sphere(table, n_steps=n_steps, **settings)
+
+
+def anytime_step_size(c: float = 0.5, n_warmup: int = 100) -> optax.Schedule:
+    """Returns the relative size of a step if the number of steps is not known.
+
+    It is that of the middle of a run of twice the current length.
+
+    >>> size = anytime_step_size()
+    >>> [round(float(size(i)), 4) for i in (0, 99, 9999)]
+    [0.0002, 0.0177, 0.0018]
+    """
+
+    def size(count: Any) -> jax.Array:
+        done = jnp.asarray(count + 1, jnp.float32)
+        rise = jnp.minimum(1.0, done / n_warmup)
+        return 0.5 * c * rise / jnp.sqrt(2 * jnp.maximum(done, n_warmup))
+
+    return size
+
+
+def step_size(
+    n_steps: int | None, *, c: float = 0.5, warmup: float = 0.05, tail: Tail = "cosine"
+) -> optax.Schedule:
+    """Returns the relative size of a step as a schedule; arguments are those of `sphere`.
+
+    >>> size = step_size(100, c=1.0, warmup=0.1)
+    >>> [round(float(size(i)), 3) for i in (0, 9, 99, 100)]
+    [0.01, 0.1, 0.0, 0.0]
+    """
+    if n_steps is None or not n_steps > 0:
+        raise ValueError(
+            f"The number of steps must be positive, got {n_steps!r}. Pass n_steps=, the length of "
+            "the training run, or a learning_rate."
+        )
+    if not c > 0 or not 0 <= warmup < 1:
+        raise ValueError(f"c must be positive and warmup in [0, 1), got {c} and {warmup}.")
+    if tail not in _TAILS:
+        raise ValueError(f"tail must be one of {sorted(_TAILS)}, got {tail!r}.")
+    n_warmup = math.ceil(warmup * n_steps)
+    peak, decay = c / math.sqrt(n_steps), _TAILS[tail]
+
+    def size(count: Any) -> jax.Array:
+        # The first step is not empty, and neither is the last.
+        rise = jnp.minimum(1.0, (count + 1) / max(n_warmup, 1))
+        progress = jnp.clip((count + 1 - n_warmup) / (n_steps + 1 - n_warmup), 0.0, 1.0)
+        return peak * rise * decay(progress)
+
+    return size
+
+
+_TAILS = {
+    "cosine": lambda progress: 0.5 * (1 + jnp.cos(jnp.pi * progress)),
+    "linear": lambda progress: 1 - progress,
+    "constant": lambda progress: 1.0,
+}
+
+
+def scale_by_sphere(
+    table: ScaleTable,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    is_reduced: bool = False,
+    output_factor: float = 1.0,
+    min_rms: float = 0.0,
+    row_radius: bool = False,
+) -> optax.GradientTransformation:
+    """Creates the first part of `sphere`: updates of the parameters' own scales.
+
+    The update of a kernel has the rms of its scale; that of a bias or a gain is its scale
+    times a ratio of moments, as in Adam. Multiply the result by minus a relative step size,
+    and finish with `project_to_sphere`. Arguments are those of `sphere`.
+    """
+    for name, value in {"b1": b1, "b2": b2}.items():
+        transform.check_range(name, value, 0, 1)
+    shape_fn = table.shape_fn if is_reduced else None
+    settings = {"output_factor": output_factor, "min_rms": min_rms, "row_radius": row_radius}
+
+    def init(params: trees.PyTree) -> ScaleBySphereState:
+        def mean(name: trees.Name, param: Any) -> jax.Array:
+            del name
+            return jnp.zeros_like(param, transform.compute_dtype(param))
+
+        def square(name: trees.Name, param: Any) -> jax.Array:
+            transform.record_scale(name, table.eta_fn(name, jnp.shape(param)))
+            shape = slots.slot_shape_of(shape_fn, name, jnp.shape(param))
+            return jnp.zeros_like(param, transform.compute_dtype(param), shape)
+
+        mu, nu = trees.map_named(mean, params), trees.map_named(square, params)
+        return ScaleBySphereState(count=jnp.zeros((), jnp.int32), mu=mu, nu=nu)
+
+    def update(
+        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None
+    ) -> tuple[trees.PyTree, ScaleBySphereState]:
+        del params
+        count: Any = optax.safe_increment(state.count)
+        unbias1, unbias2 = (1 - jnp.asarray(b, jnp.float32) ** count for b in (b1, b2))
+
+        def update_param(name: trees.Name, mu: jax.Array, nu: jax.Array, g: Any) -> Any:
+            if g is None:
+                return None, mu, nu
+            grad = jnp.asarray(g, mu.dtype)
+            mu = b1 * mu + (1 - b1) * grad
+            nu = b2 * nu + (1 - b2) * slots.mean_of_squares(grad, nu.shape)
+            u = mu / unbias1 * jax.lax.rsqrt(jnp.maximum(nu / unbias2, _FLOOR))
+            step = to_scale(u, table[name], **settings)
+            return step.astype(jnp.result_type(g)), mu, nu
+
+        columns = _map_columns(update_param, state.mu, state.nu, updates)
+        return columns[0], ScaleBySphereState(count, *columns[1:])
+
+    return optax.GradientTransformation(init, update)
+
+
+def project_to_sphere(
+    table: ScaleTable, *, row_radius: bool = False
+) -> optax.GradientTransformation:
+    """Creates the last part of `sphere`: hidden kernels end each step on their scale.
+
+    The incoming updates already include the sign. Each copy of a kernel, such as a layer of
+    a stack, is rescaled separately. Arguments are those of `sphere`.
+    """
+
+    def update(
+        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None
+    ) -> tuple[trees.PyTree, Any]:
+        if params is None:
+            raise ValueError("Sphere needs params: call update(grads, state, params).")
+
+        def project(name: trees.Name, param: Any, delta: Any) -> Any:
+            row = table[name]
+            if delta is None or not has_radius(row):
+                return delta
+            dtype = transform.compute_dtype(param)
+            moved = jnp.asarray(param, dtype) + jnp.asarray(delta, dtype)
+            by_row = row_radius and row.role.kind == "looked up"
+            rms = _rms(moved, row.role.free if by_row else _own_axes(row))
+            eta = jnp.asarray(table.eta_fn(name, moved.shape), dtype)
+            factor = jnp.where(rms > 0, eta / jnp.where(rms > 0, rms, 1), 1)
+            return (moved * factor - jnp.asarray(param, dtype)).astype(jnp.result_type(delta))
+
+        return _map_columns(lambda *leaf: (project(*leaf),), params, updates)[0], state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def has_radius(row: ScaleRow) -> bool:
+    """Whether a parameter is kept on its scale: kernels, except outputs and low-rank factors.
+
+    A low-rank factor is left free because an adapter must start as it was initialised: at 0.
+    """
+    return row.role.kind in ("contracted", "looked up") and not row.role.is_output
+
+
+def to_scale(
+    u: jax.Array,
+    row: ScaleRow,
+    *,
+    output_factor: float = 1.0,
+    min_rms: float = 0.0,
+    row_radius: bool = False,
+) -> jax.Array:
+    """Rescales the direction of a step to the parameter's scale, as `scale_by_sphere` does."""
+    eta = jnp.asarray(row.eta if row.eta_by_slice is None else row.eta_by_slice, u.dtype)
+    is_plain = not row.role.is_kernel or (row_radius and row.role.kind == "looked up")
+    if is_plain:
+        return eta * u
+    factor = output_factor if row.role.is_output else 1.0
+    return u * (eta * factor / jnp.maximum(_rms(u, _own_axes(row)), max(min_rms, _FLOOR)))
+
+
+def _own_axes(row: ScaleRow) -> tuple[int, ...]:
+    """Returns the axes of one copy of a kernel."""
+    return tuple(i for i in range(len(row.shape)) if i not in row.role.batched)
+
+
+def _rms(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
+
+
+def _map_columns(fn: Any, tree: trees.PyTree, *rest: trees.PyTree) -> list[trees.PyTree]:
+    """Applies `fn(name, *leaves)`, which returns a tuple, and returns one tree per entry."""
+    leaves, treedef = jax.tree.flatten(tree)
+    others = [treedef.flatten_up_to(other) for other in rest]
+    rows = [fn(*row) for row in zip(trees.leaf_names(tree), leaves, *others, strict=True)]
+    return [treedef.unflatten(column) for column in zip(*rows, strict=True)]
