@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from tekoa import store
@@ -137,3 +139,37 @@ def test_the_calls_of_the_original_guide_work(tmp_path, summary, which):
     assert make_reader(input_dir=tmp_path, target=None, metric="lnpp").target is None
     with pytest.raises(TypeError, match="two names of the same argument"):
         make_reader(tmp_path, dir=tmp_path, target="model", metric="lnpp")
+
+
+@pytest.mark.parametrize("which", PAIRS)
+def test_a_better_value_at_a_lower_step_is_what_the_reader_finds(tmp_path, summary, which):
+    writer, reader = PAIRS[which]
+    sign = 1 if which == "lowest" else -1
+    write(writer, tmp_path, summary, [sign * 2.0, sign * 1.0], first=20)
+    assert write(writer, tmp_path, summary, [sign * 3.0, sign * 0.5], first=10) == sign * 0.5
+    assert read(reader, tmp_path, summary) == 11
+
+
+def test_the_score_is_that_of_the_stored_model(tmp_path, summary):
+    """Whatever the file says: a program may be killed before it is written."""
+    write(LowestCheckpointFileWriter, tmp_path, summary, [0.5])
+    score = tmp_path / "low_eval_loss" / "score"
+    score.write_text("0.75")
+    writer = LowestCheckpointFileWriter(tmp_path, "loss")
+    assert (writer.best, score.read_text()) == (0.5, "0.5")
+    writer.close()
+
+
+def test_a_score_without_a_model_does_not_count(tmp_path, summary):
+    write(LowestCheckpointFileWriter, tmp_path, summary, [0.5])
+    shutil.rmtree(tmp_path / "low_eval_loss" / "checkpoint_1")
+    assert write(LowestCheckpointFileWriter, tmp_path, summary, [0.75], first=2) == 0.75
+    assert read(LowestCheckpointFileReader, tmp_path, summary) == 2
+
+
+def test_several_of_the_best_can_be_kept(tmp_path, summary):
+    writer = LowestCheckpointFileWriter(tmp_path, "loss", keep=2)
+    for step, value in enumerate([4.0, 3.0, 5.0, 2.0]):
+        writer(summary(step, eval={"loss": value}))
+    writer.close()
+    assert [info.step for info in store.inspect(tmp_path / "low_eval_loss")] == [1, 3]

@@ -1,14 +1,19 @@
 """Stores the checkpoint with the best value of a metric, across restarts."""
 
+import contextlib
+import dataclasses
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any, Literal
 
+from tekoa import hosts
 from tekoa._aliases import accept_aliases
 from tekoa.extensions import checkpoint_files
 from tekoa.loop.checkpoint import Checkpoint, find_metric
-from tekoa.store import store
-from tekoa.store.commit import retention, score
+from tekoa.store import errors, store
+from tekoa.store.commit import paths, retention, score, together
+from tekoa.store.formats import index
 
 Mode = Literal["min", "max"]
 _WORDS: dict[Mode, str] = {"min": "low", "max": "high"}
@@ -49,10 +54,19 @@ class BestFileWriter(checkpoint_files.StoreWriter):
         group: str = "eval",
         keep: int = 1,
     ):
-        path = best_dir(directory, metric, group, mode)
+        path = pathlib.Path(best_dir(directory, metric, group, mode))
         self._group, self._metric = group, metric
-        super().__init__(store.Store(path, keep=[retention.KeepLast(keep)]))
-        self._score = score.BestScore(pathlib.Path(path) / "score", mode=mode)
+        rule = _KeepUpToBest(retention.KeepBest(f"{group}/{metric}", mode=mode, n=keep))
+        super().__init__(store.Store(path, keep=[rule], keep_newest=False))
+        self._score = score.BestScore(path / "score", mode=mode)
+        self._store.prune()
+        self._score.set(
+            together.run_on_writer(
+                hosts.current(),
+                f"best {group}/{metric} so far",
+                lambda: _stored_best(path, rule.best, self._score.value),
+            )
+        )
 
     @property
     def best(self) -> float | None:
@@ -74,6 +88,39 @@ class BestFileWriter(checkpoint_files.StoreWriter):
                 self._store, checkpoint, lambda _: self._score.record(value), replace=True
             )
         return checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class _KeepUpToBest:
+    """Keeps the best steps up to the best one, which readers then find as the newest.
+
+    Steps with higher numbers are from before training returned to an earlier step.
+    """
+
+    best: retention.KeepBest
+
+    def select(self, metrics: retention.Metrics) -> Iterable[int]:
+        """Returns the steps to keep."""
+        steps = list(self.best.select(metrics))
+        return [step for step in steps if step <= steps[0]]
+
+
+def _stored_best(
+    directory: pathlib.Path, rule: retention.KeepBest, score_so_far: float | None
+) -> float | None:
+    """Returns the score of the best step in a directory, as stored with the step itself.
+
+    Between the commit of a step and the change of the score a program may be killed.
+    """
+    metrics = {}
+    steps = paths.list_steps(directory)
+    for step in steps:
+        with contextlib.suppress(errors.DamagedError):
+            metrics[step] = index.read_index(paths.step_dir(directory, step)).metrics
+    if not metrics:
+        return score_so_far if steps else None
+    best = list(rule.select(metrics))
+    return metrics[best[0]][rule.metric] if best else score_so_far
 
 
 class BestFileReader(checkpoint_files.CheckpointFileReader):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from tekoa._aliases import accept_aliases
 from tekoa.core.state import Health, TrainState
 from tekoa.core.trees import PyTree
+from tekoa.extensions import outbox
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 from tekoa.loop.task import Restored
 from tekoa.store import errors, store
@@ -51,13 +52,15 @@ def save(
 
     A resumed loop replaces the steps that an earlier start committed after the one it resumed
     from, because they belong to a history that it does not continue. `replace` replaces any
-    step of the same number.
+    step of the same number. The step is committed once all points that were written before this
+    call, such as those of TensorBoard, are on disk.
     """
     checkpoint_store.save(
         checkpoint.step,
         items_of(checkpoint.state),
         meta={"data_state": checkpoint.data_state, "facts": dict(checkpoint.facts)},
         metrics=flat_metrics(checkpoint),
+        before_commit=outbox.barrier(),
         on_commit=on_commit,
         exist_ok=True,
         replace=replace,

@@ -3,11 +3,11 @@
 The metrics come with the checkpoint: groups "train" and "rates" from `loop/train_metrics.py`, one
 group per `EvalLoop`.
 
+Points are written in the background; see `outbox.py`. Place the stage before the checkpoint writer:
+a step is committed only after its points are on disk, so that no committed step lacks them.
+
 Every start writes a mark that makes TensorBoard discard the points of an earlier run after the step
-from which this one resumes. Points are in the file when the stage returns: place it before the
-checkpoint writer, and every step that a killed process has committed has its points. Points of
-checkpoints less than a second apart may be lost if the machine crashes: waiting for the disk takes
-as long as ten short steps.
+from which this one resumes. TensorBoard reads event files in the order of their names.
 """
 
 import math
@@ -17,7 +17,8 @@ import socket
 import struct
 import time
 import weakref
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 
@@ -25,9 +26,10 @@ from tekoa import hosts
 from tekoa._aliases import accept_aliases
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
+from tekoa.extensions import outbox
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
-_SECONDS_PER_SYNC = 1.0
+PREFIX = "events.out.tfevents."
 
 _sums_of_squares = jax.jit(trees.sums_of_squares)
 
@@ -44,21 +46,31 @@ class TensorBoardWriter:
     def __init__(self, directory: str | os.PathLike[str], *, params: bool = False):
         self._writer = ScalarWriter(directory)
         self._has_params = params
+        self._step: int | None = None
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Writes the points of one checkpoint."""
-        self._writer.resume_from(checkpoint.step - max(1, checkpoint.n_completed_steps))
-        for group, values in as_summary(checkpoint).metrics.items():
-            for name, value in values.items():
-                self._writer.add(f"{group}/{name}", value, checkpoint.step)
+        """Starts writing the points of one checkpoint."""
+        # At the start, and when a loop in this process returns to an earlier step.
+        if self._step is None or checkpoint.step < self._step:
+            first = checkpoint.step - max(1, checkpoint.n_completed_steps) + 1
+            self._writer.discard_from(first)
+        self._step = checkpoint.step
+        values = {
+            f"{group}/{name}": value
+            for group, metrics in as_summary(checkpoint).metrics.items()
+            for name, value in metrics.items()
+        }
         if self._has_params:
-            for tag, value in _root_mean_squares(checkpoint.model_params).items():
-                self._writer.add(tag, value, checkpoint.step)
-        self._writer.flush()
+            values |= _root_mean_squares(checkpoint.model_params)
+        self._writer.add(values, checkpoint.step)
         return checkpoint
 
+    def flush(self) -> bool:
+        """Waits until all points are on disk; returns whether they are."""
+        return self._writer.flush()
+
     def close(self) -> None:
-        """Closes the event file."""
+        """Writes the remaining points and closes the event file."""
         self._writer.close()
 
 
@@ -73,68 +85,166 @@ def _root_mean_squares(params: PyTree) -> dict[str, float]:
     return {tag: math.sqrt(x / n) for tag, x, n in zip(tags, squares, sizes, strict=True)}
 
 
+class Point(NamedTuple):
+    """One value of a curve."""
+
+    tag: str
+    value: float
+    step: int
+    wall_time: float  # Seconds since 1970.
+    commit: str = ""  # Digest of the commit that was measured, if the value belongs to one.
+
+
+class Mark(NamedTuple):
+    """Makes readers discard all points so far whose step is `step` or higher."""
+
+    step: int
+    wall_time: float
+
+
 class ScalarWriter:
-    """Writes scalars to a new event file, in process 0 only.
+    """Writes scalars to a new event file in the background, in process 0 only.
 
     Args:
         directory: Directory of the event file; created if necessary.
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
-        self._directory = pathlib.Path(directory)
-        self._is_writer = hosts.current().is_writer
-        self._file: Any = None
-        self._synced = 0.0
+        self._outbox: outbox.Outbox | None = None
+        if hosts.current().is_writer:
+            name = f"TensorBoard files in {directory}"
+            self._outbox = outbox.Outbox(EventFile(directory), name=name)
 
-    def resume_from(self, step: int) -> None:
-        """Opens the file, once; points of earlier files after `step` are discarded."""
-        if self._file is not None or not self._is_writer:
-            return
-        event_pb2, _ = _protos()
-        self._directory.mkdir(parents=True, exist_ok=True)
-        is_resumed = any(self._directory.glob("events.out.tfevents.*"))
-        # Two starts within one second must not share a file, and must keep their order.
-        now = time.time_ns()
-        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
-        self._file = open(self._directory / name, "wb")  # noqa: SIM115
-        self._close = weakref.finalize(self, self._file.close)
-        self._write(event_pb2.Event(file_version="brain.Event:2"))
-        if is_resumed:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(event_pb2.Event(step=step + 1, session_log=start))
+    def discard_from(self, step: int) -> None:
+        """Discards all points so far, in earlier files too, whose step is `step` or higher."""
+        self._put([Mark(step, time.time())])
 
-    def add(self, tag: str, value: float, step: int) -> None:
-        """Adds one point; the tag may be any text: `params/Dense_0/kernel (256, 10)`."""
-        if not self._is_writer:
-            return
-        event_pb2, summary_pb2 = _protos()
-        point = summary_pb2.Summary.Value(tag=tag, simple_value=value)
-        self._write(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=[point])))
+    def add(
+        self,
+        values: Mapping[str, float],
+        step: int,
+        *,
+        commit: str = "",
+        wall_time: float | None = None,
+    ) -> None:
+        """Adds one point per tag; a tag may be any text: `params/Dense_0/kernel (256, 10)`."""
+        now = time.time() if wall_time is None else wall_time
+        self._put([Point(tag, float(x), step, now, commit) for tag, x in values.items()])
 
-    def _write(self, event: Any) -> None:
-        event.wall_time = time.time()
-        # tensorboardX's own writers keep points in memory, or wait for the disk.
-        from tensorboardX.record_writer import masked_crc32c
+    def _put(self, records: Sequence[Point | Mark]) -> None:
+        if self._outbox is not None:
+            self._outbox.put(records)
 
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        for part in (length, data):
-            self._file.write(part + struct.pack("<I", masked_crc32c(part)))
-
-    def flush(self) -> None:
-        """Flushes all points to the file, and syncs the file to disk from time to time."""
-        if not self._is_writer:
-            return
-        self._file.flush()
-        if time.monotonic() - self._synced > _SECONDS_PER_SYNC:
-            os.fsync(self._file.fileno())
-            self._synced = time.monotonic()
+    def flush(self) -> bool:
+        """Waits until all points are on disk; returns whether they are."""
+        return self._outbox is None or self._outbox.flush()
 
     def close(self) -> None:
-        """Closes the file; the writer cannot be used afterwards."""
+        """Writes the remaining points; the writer cannot be used afterwards."""
+        if self._outbox is not None:
+            self._outbox.close()
+
+
+class EventFile:
+    """A new event file, as a sink for an `Outbox`; opened by the first write.
+
+    Args:
+        directory: Directory of the file; created if necessary.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]):
+        self._directory = pathlib.Path(directory)
+        self._file: BinaryIO | None = None
+        self._n_bytes = 0
+
+    def write(self, records: Sequence[Point | Mark]) -> None:
+        """Appends points and marks; a failed attempt leaves no part of a record behind."""
+        if self._file is None:
+            self._open()
+        assert self._file is not None
+        header = [] if self._n_bytes else [_version()]
+        data = memoryview(b"".join([*header, *map(_encode, records)]))
+        n_written = 0
+        try:
+            while n_written < len(data):
+                n_written += self._file.write(data[n_written:])
+        except OSError:
+            self._undo()
+            raise
+        self._n_bytes += n_written
+
+    def _open(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._directory / _new_name(self._directory)
+        # Unbuffered: what was written survives the end of the process.
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+        self._close = weakref.finalize(self, self._file.close)
+        self._n_bytes = 0
+
+    def _undo(self) -> None:
+        assert self._file is not None
+        try:
+            self._file.truncate(self._n_bytes)
+            self._file.seek(self._n_bytes)
+        except OSError:
+            # Readers skip the end of this file; the next attempt starts another one.
+            self.close()
+
+    def sync(self) -> None:
+        """Forces the file to disk."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
         if self._file is not None:
             self._close()
             self._file = None
+
+
+def _new_name(directory: pathlib.Path) -> str:
+    """Returns a name that sorts after those of all event files, even if the clock was set back."""
+    now = time.time_ns()
+    newest = max((path.name for path in directory.glob(f"{PREFIX}*")), default="")
+    seconds = now // 10**9
+    # Two starts within one second must not share a file, and must keep their order.
+    suffix = f"{socket.gethostname()}.{now}"
+    if f"{PREFIX}{seconds}.{suffix}" <= newest:
+        newest_seconds = newest.removeprefix(PREFIX).partition(".")[0]
+        if not (newest_seconds.isascii() and newest_seconds.isdigit()):
+            return f"{newest}.{suffix}"
+        seconds = int(newest_seconds) + 1
+    return f"{PREFIX}{seconds}.{suffix}"
+
+
+def _version() -> bytes:
+    event_pb2, _ = _protos()
+    return _record(event_pb2.Event(file_version="brain.Event:2", wall_time=time.time()))
+
+
+def _encode(record: Point | Mark) -> bytes:
+    event_pb2, summary_pb2 = _protos()
+    event = event_pb2.Event(step=record.step, wall_time=record.wall_time)
+    if isinstance(record, Mark):
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        event.session_log.CopyFrom(start)
+    else:
+        # TensorBoard ignores `node_name`.
+        value = summary_pb2.Summary.Value(
+            tag=record.tag, simple_value=record.value, node_name=record.commit
+        )
+        event.summary.CopyFrom(summary_pb2.Summary(value=[value]))
+    return _record(event)
+
+
+def _record(event: Any) -> bytes:
+    """Returns an event as a record: length, its checksum, data, checksum of the data."""
+    # tensorboardX's own writers keep points in memory, or wait for the disk.
+    from tensorboardX.record_writer import masked_crc32c
+
+    data = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in (length, data))
 
 
 def _protos() -> tuple[Any, Any]:

@@ -37,6 +37,7 @@ class Store:
     Args:
         directory: The directory of steps; created if needed.
         keep: Retention rules; a step is kept if any of them selects it.
+        keep_newest: Whether the step with the highest number is kept whatever the rules select.
         format: 'native', or 't5x' for steps that T5X can read too.
         axes: For 't5x': by item, a tree of axes as for `t5x.write`.
         fatal_after: Number of consecutive failed saves that raise an error.
@@ -52,6 +53,7 @@ class Store:
         directory: str | os.PathLike[str],
         *,
         keep: Iterable[retention.Rule] = (retention.KeepLast(1),),
+        keep_newest: bool = True,
         format: Format = "native",
         axes: Mapping[str, Any] | None = None,
         fatal_after: int = 3,
@@ -59,7 +61,7 @@ class Store:
     ):
         if format not in ("native", "t5x"):
             raise ValueError(f"format must be 'native' or 't5x', got {format!r}.")
-        self._rules = tuple(keep)
+        self._rules, self._keep_newest = tuple(keep), keep_newest
         self._format: Format = format
         self._axes = dict(axes or {})
         self._group = hosts.current()
@@ -87,6 +89,7 @@ class Store:
         *,
         meta: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
+        before_commit: Callable[[], None] | None = None,
         on_commit: Callable[[int], None] | None = None,
         exist_ok: bool = False,
         replace: bool = False,
@@ -102,6 +105,8 @@ class Store:
                 has ended; numpy arrays are copied.
             meta: JSON values stored in the same commit.
             metrics: Numbers that `KeepBest` compares.
+            before_commit: Called in the background, on process 0, before the step is committed;
+                to wait until what belongs to the step is on disk elsewhere.
             on_commit: Called in the background with the step once it is committed.
             exist_ok: Whether a valid step that is already there counts as saved; if not, the save
                 fails. After a resume, steps of other starts are replaced, because they belong to
@@ -140,7 +145,15 @@ class Store:
             else:
                 facts = identity.start_facts(origin)
                 is_replacing = choice == "replace"
-                self._write(step, snapshot(), json_meta, scores, facts, replace=is_replacing)
+                self._write(
+                    step,
+                    snapshot(),
+                    json_meta,
+                    scores,
+                    facts,
+                    before_commit=before_commit,
+                    replace=is_replacing,
+                )
                 _log.info("saved step %d in %.3f s", step, time.monotonic() - started)
             self._saved.add(step)
             if on_commit is not None:
@@ -192,6 +205,7 @@ class Store:
         metrics: dict[str, float],
         facts: dict[str, Any],
         *,
+        before_commit: Callable[[], None] | None,
         replace: bool,
     ) -> None:
         pairs = [leaves.describe(name, leaf) for name, leaf in leaves.flatten(items).items()]
@@ -205,11 +219,17 @@ class Store:
             metrics=metrics,
             nodes=leaves.node_classes(items),
         )
+
+        def finish(tmp: pathlib.Path) -> None:
+            finish_step(tmp, index, format=self._format)
+            if before_commit is not None:
+                before_commit()
+
         commit.commit(
             self._lease,
             step,
             lambda tmp: write_step(tmp, index, values, format=self._format, axes=self._axes),
-            finish=lambda tmp: finish_step(tmp, index, format=self._format),
+            finish=finish,
             format=self._format,
             facts=facts,
             replace=replace,
@@ -218,7 +238,13 @@ class Store:
         )
         self._metrics[step] = metrics
 
-    def _retain(self, lease: Lease, committed: int) -> None:
+    def prune(self) -> None:
+        """Removes the steps that no rule keeps; so does every save, once it is committed."""
+        self._saver.wait()
+        if self._lease is not None:
+            self._retain(self._lease, None)
+
+    def _retain(self, lease: Lease, committed: int | None) -> None:
         # Only committed steps count, and only they can be removed.
         self._metrics = {
             n: self._read_metrics(n)
@@ -226,7 +252,11 @@ class Store:
             if n in self._metrics or is_committed(paths.step_dir(self.directory, n))
         }
         unwanted = retention.to_remove(
-            self._rules, self._metrics, self.directory, committed=committed
+            self._rules,
+            self._metrics,
+            self.directory,
+            committed=committed,
+            keep_newest=self._keep_newest,
         )
         for n in unwanted:
             try:

@@ -1,17 +1,21 @@
+import json
+import os
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing import event_accumulator
 
+from support import events
 from tekoa import store
 from tekoa.estimator.cli import main
 from tekoa.estimator.cli.flags import UsageError, parse
 from tekoa.estimator.model_file.program import program_of
 from tekoa.estimator.modes import watch
+from tekoa.estimator.report.events import read_curves
 from tekoa.estimator.run import run
-from tekoa.store.commit import paths
+from tekoa.store import errors
+from tekoa.store.commit import identity, lease, paths
 from tekoa.store.formats import step as step_lib
 from tekoa.testing import count_compilations
 
@@ -33,9 +37,8 @@ def ignore(step, metrics):
 
 
 def points(directory, tag):
-    events = event_accumulator.EventAccumulator(str(directory))
-    events.Reload()
-    return {point.step: point.value for point in events.Scalars(tag)}, len(events.Scalars(tag))
+    curve = events.read_points(directory)[tag]
+    return dict(curve), len(curve)
 
 
 @pytest.fixture
@@ -108,11 +111,6 @@ def test_removed_and_damaged_steps_are_reported(copied, capsys):
     assert sorted(points(copied / "eval", "eval/a")[0]) == [0, 25]
 
 
-def test_label_with_a_slash_names_directory_and_tags(copied):
-    watcher(copied, lambda *_: {"a": 1.0}, "--eval_label=dev/one").run(ignore)
-    assert sorted(points(copied / "dev" / "one", "dev/a")[0]) == [0, 10, 20, 25]
-
-
 def test_command_evaluates_a_finished_run_and_exits(copied, capsys):
     flags = ["--eval_pattern=digits://split=test", "--save_high=test_accuracy"]
     assert main.main(["eval_wait", "mnist", f"--model_dir={copied}", *flags]) == 0
@@ -179,3 +177,133 @@ def test_later_checkpoints_compile_nothing_and_open_no_data(tmp_path, arguments)
     assert n_compiled[0] > 0
     assert n_compiled[1:] == [0, 0, 0, 0]
     assert n_opens == (original is not None)
+
+
+class History:
+    """A run directory, written step by step; the value of a step is what evaluation returns."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.evaluated = []
+        self._parent = ""
+
+    def start(self, monkeypatch, name, parent=None):
+        """Starts a program anew, resuming from a step."""
+        monkeypatch.setattr(identity, "start_id", lambda: name)
+        self._parent = ""
+        if parent is not None:
+            path = paths.step_dir(self.directory, parent)
+            self._parent = identity.commit_id(path).digest
+
+    def save(self, step, value):
+        with store.Store(self.directory, keep=[store.KeepEvery(1)]) as writer:
+            items = {"model_params": {"value": np.float32(value)}}
+            writer.save(step, items, parent=self._parent, replace=True)
+
+    def watch(self, *flags):
+        def evaluate(path, stop_flag):
+            value = float(store.load(path)["model_params"]["value"])
+            self.evaluated.append((paths.parse_step(path.rsplit("/", 1)[1]), value))
+            return {"a": value}
+
+        (self.directory / "train_end.json").write_text('{"step": 0}')
+        watcher(self.directory, evaluate, "--max_save=1", *flags).run(ignore)
+
+    def best(self, name):
+        """Returns the score of the best copy, and the value of the model in it."""
+        directory = self.directory / "eval" / name
+        model = store.load(directory)["model_params"]["value"]
+        return float((directory / "score").read_text()), float(model)
+
+
+@pytest.fixture
+def history(tmp_path):
+    return History(tmp_path)
+
+
+def test_a_step_made_again_is_evaluated_again_and_replaces_its_point(history, monkeypatch):
+    history.start(monkeypatch, "first")
+    for step, value in ((10, 1.0), (20, 5.0), (30, 6.0)):
+        history.save(step, value)
+    history.watch("--save_high=a")
+    history.start(monkeypatch, "second", parent=10)
+    history.save(20, 7.0)
+    history.watch("--save_high=a")
+    assert history.evaluated == [(10, 1.0), (20, 5.0), (30, 6.0), (20, 7.0)]
+    assert events.read_points(history.directory / "eval") == {"eval/a": [(10, 1.0), (20, 7.0)]}
+    # The best has a lower number than the best before.
+    assert history.best("high_a") == (7.0, 7.0)
+    (point, latest) = read_curves(history.directory / "eval")["eval/a"]
+    assert point.commit == identity.commit_id(history.directory / "checkpoint_10").digest
+    assert latest.commit == identity.commit_id(history.directory / "checkpoint_20").digest
+
+
+def test_the_best_of_an_abandoned_history_stays_with_its_own_model(history, monkeypatch):
+    history.start(monkeypatch, "first")
+    for step, value in ((10, 1.0), (20, 9.0)):
+        history.save(step, value)
+    history.watch("--save_high=a", "--save_low=a")
+    history.start(monkeypatch, "second", parent=10)
+    for step, value in ((20, 0.5), (30, 8.0)):
+        history.save(step, value)
+    history.watch("--save_high=a", "--save_low=a")
+    assert history.best("high_a") == (9.0, 9.0)
+    assert history.best("low_a") == (0.5, 0.5)
+
+
+def test_points_that_a_killed_evaluator_did_not_write_are_written_later(history):
+    for step in (10, 20):
+        history.save(step, step)
+    history.watch()
+    (file,) = (history.directory / "eval").glob("events*")
+    file.write_bytes(file.read_bytes()[:-10])
+    history.save(30, 30)
+    history.watch()
+    assert history.evaluated == [(10, 10), (20, 20), (30, 30)]
+    expected = [(10, 10), (20, 20), (30, 30)]
+    assert events.read_points(history.directory / "eval")["eval/a"] == expected
+
+
+def test_evaluations_of_an_earlier_version_are_not_repeated(history):
+    for step in (10, 20):
+        history.save(step, step)
+    history.watch()
+    (history.directory / "eval" / watch.RECORD).unlink()
+    history.save(30, 30)
+    history.watch()
+    assert history.evaluated == [(10, 10), (20, 20), (30, 30)]
+    expected = [(10, 10), (20, 20), (30, 30)]
+    assert events.read_points(history.directory / "eval")["eval/a"] == expected
+
+
+def test_a_damaged_step_is_tried_once_and_evaluated_when_it_is_made_again(history, capsys):
+    history.save(10, 1.0)
+    (history.directory / "checkpoint_10" / "tekoa.manifest").write_text("damaged")
+    history.watch()
+    assert capsys.readouterr().out.count("Step 10 cannot be evaluated") == 1
+    history.save(10, 2.0)
+    history.watch()
+    assert history.evaluated == [(10, 2.0)]
+
+
+LABELS = ["", "..", "a/b", "../eval", "/tmp/x", "train", "save", "checkpoint_7", "a b", "\x1b[1m"]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_labels_that_are_not_plain_names_are_refused(tmp_path, label, capsys):
+    flags = [f"--model_dir={tmp_path}", f"--eval_label={label}", "--eval_pattern=x"]
+    assert main.main(["eval_wait", "mnist", *flags]) == 2
+    assert "--eval_label must be a name" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_evaluator_with_the_same_label_is_refused(tmp_path, monkeypatch):
+    first = watcher(tmp_path, None)
+    held = (tmp_path / "eval" / lease.NAME).read_text()
+    first.close()
+    # As another living process would have written it.
+    owner = {**json.loads(held), "pid": os.getppid(), "start": lease._process(os.getppid())[0]}
+    (tmp_path / "eval" / lease.NAME).write_text(json.dumps(owner))
+    with pytest.raises(errors.LeaseHeldError):
+        watcher(tmp_path, None)
+    watcher(tmp_path, None, "--eval_label=other").close()

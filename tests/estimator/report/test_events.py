@@ -11,10 +11,9 @@ from tekoa.extensions.tensorboard import ScalarWriter
 
 def write(directory, steps, *, resume_from, value=1.0):
     writer = ScalarWriter(directory)
-    writer.resume_from(resume_from)
+    writer.discard_from(resume_from + 1)
     for step in steps:
-        writer.add("train/loss", value * step, step)
-        writer.add("params/w (2, 3)", 0.5, step)
+        writer.add({"train/loss": value * step, "params/w (2, 3)": 0.5}, step)
     writer.close()
 
 
@@ -61,3 +60,12 @@ def test_nan_is_read_as_nan(tmp_path):
 
 def test_directory_without_files_has_no_curves(tmp_path):
     assert events.read_curves(tmp_path) == {}
+
+
+def test_newer_points_replace_those_of_the_same_step(tmp_path):
+    writer = ScalarWriter(tmp_path)
+    for value, commit in ((1.0, "a"), (2.0, "b")):
+        writer.add({"eval/loss": value}, 3, commit=commit)
+    writer.close()
+    (point,) = events.read_curves(tmp_path)["eval/loss"]
+    assert (point.step, point.value, point.commit) == (3, 2.0, "b")

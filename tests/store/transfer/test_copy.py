@@ -55,31 +55,31 @@ def save(directory, *steps):
 
 def test_copy_is_independent_of_the_original(tmp_path):
     save(tmp_path / "run", 5)
-    path = copy.copy_step(tmp_path / "run" / "checkpoint_5", tmp_path / "best", keep=2)
+    path = copy.copy_step(tmp_path / "run" / "checkpoint_5", tmp_path / "best")
     assert path.resolve() == (tmp_path / "best" / "checkpoint_5").resolve()
     (tmp_path / "run" / "checkpoint_5" / "tekoa.json").write_text("gone")
     tree = store.load(tmp_path / "best")
     assert (tree["model_params"].tolist(), tree["meta"]) == ([5, 5, 5], {"n": 5})
 
 
-def test_newest_copies_are_kept(tmp_path):
-    save(tmp_path / "run", 1, 2, 3)
-    for step in (1, 2, 2, 3):
-        copy.copy_step(tmp_path / "run" / f"checkpoint_{step}", tmp_path / "best", keep=2)
-    assert sorted(os.listdir(tmp_path / "best")) == ["checkpoint_2", "checkpoint_3"]
+def test_a_step_is_copied_once(tmp_path):
+    save(tmp_path / "run", 1)
+    for _ in range(2):
+        path = copy.copy_step(tmp_path / "run" / "checkpoint_1", tmp_path / "best")
+    assert os.listdir(tmp_path / "best") == [path.name]
 
 
 def test_damaged_step_is_not_copied(tmp_path):
     save(tmp_path / "run", 1)
     (tmp_path / "run" / "checkpoint_1" / "tekoa.json").write_text("{}")
     with pytest.raises(errors.DamagedError, match=r"tekoa\.json"):
-        copy.copy_step(tmp_path / "run" / "checkpoint_1", tmp_path / "best", keep=1)
+        copy.copy_step(tmp_path / "run" / "checkpoint_1", tmp_path / "best")
     assert not (tmp_path / "best").exists()
 
 
 def test_copy_of_a_t5x_step_is_a_t5x_step(tmp_path):
     tree = {"target": {"w": np.ones(2)}, "state": {"step": 4, "param_states": {}}}
     path = t5x.write(tmp_path / "run", 4, tree, axes={"target": {"w": ()}})
-    copy.copy_step(path, tmp_path / "best", keep=1)
+    copy.copy_step(path, tmp_path / "best")
     assert t5x.read(tmp_path / "best")["target"]["w"].tolist() == [1, 1]
     assert store.inspect(tmp_path / "best")[0].format == "t5x"

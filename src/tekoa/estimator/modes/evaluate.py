@@ -31,6 +31,7 @@ def run_eval_once(config: RunConfig) -> int:
 
 def run_eval_wait(config: RunConfig) -> int:
     """Evaluates each checkpoint of a run as it is written, and returns the exit code."""
+    watch.check_label(config.eval_label)
     run = runs.open_run(config)
     program = program_of(run, "eval_wait")
     if run.config.dry_run:

@@ -1,38 +1,52 @@
 """`tekoa eval_wait`: evaluates every checkpoint of a training run once, oldest first.
 
-The name of a checkpoint is recorded after its points are written to TensorBoard and, if it
-is the best, it is copied. A watcher that is killed and restarted resumes after the recorded
-checkpoint. The TensorBoard writer drops all points after it, so that none appears twice.
+A checkpoint is known by the identity of its commit, not by its number: if training returns to an
+earlier step and makes later steps again, they are evaluated again. An evaluation is recorded in
+`evaluations.jsonl` once the checkpoint is copied, if it is the best. Points in TensorBoard follow
+from the record. An evaluator that is killed and restarted completes what is missing.
 """
 
 import contextlib
 import math
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
 
 from tekoa import hosts
 from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.report import events
 from tekoa.estimator.run import run as runs
+from tekoa.estimator.run.evaluations import Evaluation, Evaluations
 from tekoa.extensions import tensorboard
 from tekoa.store import errors
-from tekoa.store.commit import durable, paths, score, together
+from tekoa.store.commit import durable, identity, lease, paths, together
+from tekoa.store.commit.identity import CommitId
 from tekoa.store.read import hold
-from tekoa.store.transfer import copy
+from tekoa.store.transfer.best import BestCopies
 
 NOTE = "last_evaluated_ckpt"
+RECORD = "evaluations.jsonl"
+
+# The other directories of a run.
+_TAKEN = ("train", "save", "profile")
+_UNREADABLE = CommitId(digest="unreadable")
 
 Evaluate = Callable[[str, Any], dict[str, float]]
 
 
-class _Best:
-    """The directory with the best checkpoints of a metric, and their score."""
-
-    def __init__(self, metric: str, directory: pathlib.Path, mode: Literal["min", "max"]):
-        self.metric, self.directory = metric, directory
-        self.score = score.BestScore(directory / "score", mode=mode)
+def check_label(label: str) -> None:
+    """Raises `UsageError` if a label cannot be the name of an evaluator's directory."""
+    is_name = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", label) is not None
+    if not is_name or label in _TAKEN or label.startswith("checkpoint_"):
+        raise UsageError(
+            f"--eval_label must be a name of letters, digits, '_', '-' and '.', other than "
+            f"{', '.join(map(repr, _TAKEN))} and 'checkpoint_...', got {label!r}."
+        )
 
 
 class Watcher:
@@ -42,27 +56,98 @@ class Watcher:
         run: The run to watch.
         evaluate: `evaluate(path, stop_flag)` returns the metrics of a step.
         stop_flag: Polled while waiting and evaluating.
+
+    Raises:
+        UsageError: If the label cannot be used.
+        errors.LeaseHeldError: If another process evaluates under this label.
     """
 
     def __init__(self, run: runs.Run, evaluate: Evaluate, stop_flag: Any):
+        check_label(run.config.eval_label)
         self._config, self._model_dir = run.config, run.model_dir
         self._evaluate, self._stop_flag = evaluate, stop_flag
-        self._eval_dir = run.model_dir / run.config.eval_label
+        self._label = run.config.eval_label
+        self._eval_dir = run.model_dir / self._label
         self._group = hosts.current()
-        together.run_on_writer(self._group, "opening of the evaluation", self._make_eval_dir)
-        self._last = self._read_last()
-        self._failed: set[int] = set()
+        self._failed: set[tuple[int, str]] = set()
+        self._commits: dict[int, tuple[tuple[int, int], CommitId]] = {}
         self._has_evaluated = self._has_waited = False
-        self._points = tensorboard.ScalarWriter(self._eval_dir)
-        self._label = run.config.eval_label.split("/")[0]
-        self._best = [
-            *(_Best(m, self._eval_dir / f"high_{m}", "max") for m in run.config.save_high),
-            *(_Best(m, self._eval_dir / f"low_{m}", "min") for m in run.config.save_low),
-        ]
+        self._lease: lease.Lease | None = None
+        try:
+            together.run_on_writer(self._group, "opening of the evaluation", self._open)
+        except BaseException:
+            self._release()
+            raise
 
-    def _make_eval_dir(self) -> None:
-        self._eval_dir.mkdir(parents=True, exist_ok=True)
+    def _open(self) -> None:
+        self._lease, _ = lease.acquire(self._eval_dir)
         hold.sweep(self._eval_dir)
+        self._evaluations = Evaluations(self._eval_dir / RECORD)
+        self._points = tensorboard.ScalarWriter(self._eval_dir)
+        keep = self._config.max_save
+        high, low = self._config.save_high, self._config.save_low
+        self._best = [
+            *((m, BestCopies(self._eval_dir / f"high_{m}", mode="max", keep=keep)) for m in high),
+            *((m, BestCopies(self._eval_dir / f"low_{m}", mode="min", keep=keep)) for m in low),
+        ]
+        for _, best in self._best:
+            best.repair()
+        curves = events.read_curves(self._eval_dir)
+        self._import_note(curves)
+        self._repair_points(curves)
+
+    def _import_note(self, curves: events.Curves) -> None:
+        """Records the evaluations of an earlier version, which noted only the last step."""
+        note = self._eval_dir / NOTE
+        if (self._eval_dir / RECORD).exists() or not note.exists():
+            return
+        text = note.read_text()
+        last = paths.parse_step(pathlib.Path(text).name)
+        if last is None:
+            raise UsageError(f"{note} must name a checkpoint, got {text[:60]!r}.")
+        metrics: dict[int, dict[str, float]] = {
+            step: {} for step in (*paths.list_steps(self._model_dir), last) if step <= last
+        }
+        times = dict.fromkeys(metrics, 0.0)
+        for tag, points in curves.items():
+            for point in points:
+                name = tag.removeprefix(f"{self._label}/")
+                metrics.setdefault(point.step, {})[name] = point.value
+                times[point.step] = point.wall_time
+        self._evaluations.append(
+            *(
+                Evaluation(step=step, commit=CommitId(digest=""), metrics=x, wall_time=times[step])
+                for step, x in sorted(metrics.items())
+            )
+        )
+
+    def _repair_points(self, curves: events.Curves) -> None:
+        """Writes all points again if those in the files are not the recorded ones."""
+        shown = {
+            (tag, point.step, point.commit): np.float32(point.value)
+            for tag, points in curves.items()
+            for point in points
+        }
+        recorded = {
+            (f"{self._label}/{name}", evaluation.step, evaluation.commit.digest): np.float32(value)
+            for evaluation in self._evaluations.current
+            for name, value in evaluation.metrics.items()
+        }
+        # As text, because NaN differs from itself.
+        if {key: str(x) for key, x in shown.items()} != {k: str(x) for k, x in recorded.items()}:
+            self._show(from_step=0)
+
+    def _show(self, from_step: int) -> None:
+        """Replaces the points in TensorBoard at and after a step by the recorded ones."""
+        self._points.discard_from(from_step)
+        for evaluation in self._evaluations.current:
+            if evaluation.step >= from_step:
+                self._points.add(
+                    {f"{self._label}/{name}": x for name, x in evaluation.metrics.items()},
+                    evaluation.step,
+                    commit=evaluation.commit.digest,
+                    wall_time=evaluation.wall_time,
+                )
 
     def run(self, report: Callable[[int, dict[str, float]], None]) -> None:
         """Evaluates until training has ended, or until a stop is requested."""
@@ -72,7 +157,18 @@ class Watcher:
                 if metrics is not None:
                     report(step, metrics)
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """Writes the remaining points and lets others evaluate under this label."""
+        if self._lease is not None:
             self._points.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
     def _steps(self) -> Iterator[int]:
         """Yields the steps to evaluate; process 0 finds them and broadcasts them."""
@@ -90,39 +186,64 @@ class Watcher:
             # Checked before listing: a step written before the end mark is then in the list.
             has_ended = self._has_ended()
             steps = paths.list_steps(self._model_dir)
-            new = [step for step in steps if step > self._last and step not in self._failed]
-            if new:
-                self._report_removed(new[0])
-                yield new[0]
+            new = next((step for step in steps if self._is_new(step)), None)
+            if new is not None:
+                self._report_removed(new, steps)
+                yield new
             elif has_ended:
                 return
             else:
                 self._report_waiting()
                 self._sleep()
 
+    def _is_new(self, step: int) -> bool:
+        commit = self._commit_of(step)
+        if commit is None or (step, commit.digest) in self._failed:
+            return False
+        return self._evaluations.is_new(step, commit)
+
+    def _commit_of(self, step: int) -> CommitId | None:
+        """Returns the identity of a step; None if the step is gone."""
+        path = paths.step_dir(self._model_dir, step)
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        # Renaming a directory changes its time.
+        signature = status.st_ino, status.st_ctime_ns
+        if step not in self._commits or self._commits[step][0] != signature:
+            try:
+                self._commits[step] = signature, identity.commit_id(path)
+            except FileNotFoundError:
+                return None
+            except errors.StoreError:
+                self._commits[step] = signature, _UNREADABLE  # The evaluation reports why.
+        return self._commits[step][1]
+
     def _has_ended(self) -> bool:
         """Returns whether training has ended, or step `--max_train_steps` is evaluated."""
         n_steps = self._config.max_train_steps
-        is_complete = n_steps is not None and self._last >= n_steps
+        last = max((evaluation.step for evaluation in self._evaluations.current), default=-1)
+        is_complete = n_steps is not None and last >= n_steps
         return is_complete or runs.last_step(self._model_dir) is not None
 
     def _evaluate_step(self, step: int) -> dict[str, float] | None:
+        known = self._commits.get(step, ((), _UNREADABLE))[1]
         try:
             with contextlib.ExitStack() as stack:
                 path = self._hold(step, stack)
                 metrics = self._evaluate(str(path), self._stop_flag)
                 self._check_metrics(metrics)
-                self._write_points(step, metrics)
+                commit = _UNREADABLE
                 if self._group.is_writer:
+                    commit = identity.commit_id(path)
                     self._copy_if_best(path, metrics)
         except (errors.StepGoneError, errors.DamagedError) as error:
             print(f"Step {step} cannot be evaluated: {error}", flush=True)
-            self._failed.add(step)
+            self._failed.add((step, known.digest))
             return None
-        self._last = step
         if self._group.is_writer:
-            name = str(paths.step_dir(self._model_dir, step))
-            durable.replace(self._eval_dir / NOTE, name.encode())
+            self._record(step, commit, metrics)
         return metrics
 
     def _hold(self, step: int, stack: contextlib.ExitStack) -> pathlib.Path:
@@ -133,15 +254,23 @@ class Watcher:
         )
         return pathlib.Path(path)
 
-    def _write_points(self, step: int, metrics: dict[str, float]) -> None:
-        self._points.resume_from(self._last)
-        for name, value in metrics.items():
-            self._points.add(f"{self._label}/{name}", value, step)
+    def _record(self, step: int, commit: CommitId, metrics: dict[str, float]) -> None:
+        last = max((evaluation.step for evaluation in self._evaluations.current), default=-1)
+        evaluation = Evaluation(step=step, commit=commit, metrics=metrics, wall_time=time.time())
+        first = self._evaluations.append(evaluation)
+        if first > last:
+            values = {f"{self._label}/{name}": value for name, value in metrics.items()}
+            self._points.add(values, step, commit=commit.digest, wall_time=evaluation.wall_time)
+        else:
+            self._show(from_step=first)
         self._points.flush()
+        name = str(paths.step_dir(self._model_dir, step))
+        durable.replace(self._eval_dir / NOTE, name.encode())
 
     def _check_metrics(self, metrics: dict[str, float]) -> None:
         """Raises UsageError if the first evaluation lacks a metric set by the flags."""
-        missing = [best.metric for best in self._best if best.metric not in metrics]
+        requested = (*self._config.save_high, *self._config.save_low)
+        missing = [metric for metric in requested if metric not in metrics]
         if missing and not self._has_evaluated:
             raise UsageError(
                 f"--save_high or --save_low names an unknown metric: {', '.join(missing)}. "
@@ -150,20 +279,22 @@ class Watcher:
         self._has_evaluated = True
 
     def _copy_if_best(self, path: pathlib.Path, metrics: dict[str, float]) -> None:
-        """Copies the step if a metric is the best so far, then writes the score."""
-        for best in self._best:
-            if best.metric not in metrics:
+        """Copies the step if a metric is the best so far."""
+        for metric, best in self._best:
+            if metric not in metrics:
                 names = ", ".join(metrics)
-                print(f"No metric {best.metric!r} at {path.name}; available: {names}.", flush=True)
-            elif best.score.is_better(metrics[best.metric]):
-                copy.copy_step(path, best.directory, keep=self._config.max_save)
-                best.score.record(metrics[best.metric])
+                print(f"No metric {metric!r} at {path.name}; available: {names}.", flush=True)
+            else:
+                best.offer(path, metrics[metric])
 
-    def _report_removed(self, step: int) -> None:
+    def _report_removed(self, step: int, steps: list[int]) -> None:
+        """Reports the steps before `step` that nobody will evaluate any more."""
         every = runs.read_facts(self._model_dir).get("flags", {}).get("check_every_steps")
-        if every and self._last >= 0:
-            expected = range((self._last // every + 1) * every, step, every)
-            removed = [n for n in expected if n not in self._failed]
+        earlier = [e.step for e in self._evaluations.current if e.step < step]
+        if every and earlier:
+            expected = range((max(earlier) // every + 1) * every, step, every)
+            known = {*steps, *(n for n, _ in self._failed)}
+            removed = [n for n in expected if n not in known]
             if removed:
                 print(f"Steps {removed} were removed before they could be evaluated.", flush=True)
 
@@ -177,14 +308,3 @@ class Watcher:
         end = time.monotonic() + self._config.check_ckpt_every_secs
         while time.monotonic() < end and not self._stop_flag.is_requested():
             time.sleep(min(0.2, max(0.0, end - time.monotonic())))
-
-    def _read_last(self) -> int:
-        """Returns the last step that was evaluated; -1 if there is none."""
-        try:
-            text = (self._eval_dir / NOTE).read_text()
-        except FileNotFoundError:
-            return -1
-        step = paths.parse_step(pathlib.Path(text).name)
-        if step is None:
-            raise UsageError(f"{self._eval_dir / NOTE} must name a checkpoint, got {text[:60]!r}.")
-        return step

@@ -1,6 +1,7 @@
 """Reads the scalars of TensorBoard files, without TensorBoard.
 
-As in TensorBoard, a restart of the program drops earlier points at and after its first step.
+As in TensorBoard, a restart of the program drops earlier points at and after its first step, and
+so does a checkpoint that was made again. Each step has one point per tag, the newest.
 A file that is still being written may end within a record; its complete records are read.
 """
 
@@ -19,6 +20,7 @@ class Point(NamedTuple):
     wall_time: float  # Seconds since 1970.
     value: float
     start: int  # Index of the file; every start of the program writes a new one.
+    commit: str = ""  # Digest of the checkpoint that was evaluated, if known.
 
 
 Curves = dict[str, list[Point]]
@@ -26,17 +28,18 @@ Curves = dict[str, list[Point]]
 
 def read_curves(directory: pathlib.Path) -> Curves:
     """Reads the points of every tag, in order of their steps."""
-    curves: Curves = {}
+    curves: dict[str, dict[int, Point]] = {}
     for start, path in enumerate(sorted(directory.glob(f"{PREFIX}*"))):
         for event in _events(path):
             if event.session_log.status == event.session_log.START:
                 for tag, points in curves.items():
-                    curves[tag] = [point for point in points if point.step < event.step]
+                    curves[tag] = {n: point for n, point in points.items() if n < event.step}
             for value in event.summary.value:
                 if value.HasField("simple_value"):
-                    point = Point(event.step, event.wall_time, value.simple_value, start)
-                    curves.setdefault(value.tag, []).append(point)
-    return {tag: sorted(points) for tag, points in curves.items() if points}
+                    curves.setdefault(value.tag, {})[event.step] = Point(
+                        event.step, event.wall_time, value.simple_value, start, value.node_name
+                    )
+    return {tag: sorted(points.values()) for tag, points in curves.items() if points}
 
 
 def _events(path: pathlib.Path) -> Iterator[Any]:

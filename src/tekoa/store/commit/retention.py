@@ -96,6 +96,7 @@ def to_remove(
     directory: str | pathlib.Path,
     *,
     committed: int | None = None,
+    keep_newest: bool = True,
 ) -> list[int]:
     """Lists the steps that no rule keeps, lowest first.
 
@@ -104,10 +105,15 @@ def to_remove(
         metrics: The committed steps with their metrics.
         directory: The directory of the steps, to look for PINNED files.
         committed: The step that was just committed; it is kept whatever its number.
+        keep_newest: Whether the highest step is kept whatever the rules select. It is kept in
+            any case if they select nothing.
     """
     if not metrics:
         return []
-    keep = {max(metrics), committed}.union(*(rule.select(metrics) for rule in rules))
+    keep = set().union(*(rule.select(metrics) for rule in rules))
+    if keep_newest or not keep:
+        keep.add(max(metrics))
+    keep.add(committed)
     return [
         step
         for step in sorted(set(metrics) - keep)

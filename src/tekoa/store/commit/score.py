@@ -54,10 +54,20 @@ class BestScore:
         """
         if not self.is_better(value):
             raise ValueError(f"{value!r} is not better than {self._value!r} in {self._path}.")
-        if hosts.current().is_writer:
+        self.set(value)
+
+    def set(self, value: float | None) -> None:
+        """Stores a value whatever the one before, to match the checkpoints; None: no value."""
+        if value == self._value:
+            return
+        self._value = None if value is None else float(value)
+        if not hosts.current().is_writer:
+            return
+        if value is None:
+            self._path.unlink(missing_ok=True)
+        else:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            durable.replace(self._path, repr(float(value)).encode())
-        self._value = float(value)
+            durable.replace(self._path, repr(self._value).encode())
 
     def _read(self) -> float | None:
         try:

@@ -1,21 +1,32 @@
 """Copies of a step in another directory, unchanged or in another format."""
 
+import contextlib
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tekoa import hosts
 from tekoa.store.commit import commit, durable, identity, manifest, paths, retention
-from tekoa.store.commit.lease import acquire, held
+from tekoa.store.commit.lease import Lease, acquire, held
 from tekoa.store.formats.step import Format, finish_step, is_committed, open_step, write_step
 from tekoa.store.read.load import open_newest
 
 
-def copy_step(
-    path: str | os.PathLike[str], directory: str | os.PathLike[str], *, keep: int
-) -> pathlib.Path:
+@contextlib.contextmanager
+def writing(directory: str | os.PathLike[str]) -> Iterator[Lease]:
+    """Holds the lease of a directory; removes what killed writers left there."""
+    lease, is_new = acquire(directory)
+    try:
+        if is_new:
+            commit.sweep(lease)
+        yield lease
+    finally:
+        lease.release()
+
+
+def copy_step(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -> pathlib.Path:
     """Commits a byte-for-byte copy of a step in another directory, with the same identity.
 
     A step of the same number and another identity, from another history, is replaced. One
@@ -24,7 +35,6 @@ def copy_step(
     Args:
         path: The directory of the step; it is verified first.
         directory: The directory of steps for the copy; created if needed.
-        keep: How many of the newest copies to keep there.
 
     Returns:
         The directory of the copy, which may have existed before.
@@ -36,10 +46,7 @@ def copy_step(
     source = pathlib.Path(path)
     opened = open_step(source)
     index, target = opened.index, paths.step_dir(directory, opened.index.step)
-    lease, is_new = acquire(directory)
-    try:
-        if is_new:
-            commit.sweep(lease)
+    with writing(directory) as lease:
         exists = is_committed(target)
         if not exists or identity.commit_id(target) != opened.commit:
             commit.commit(
@@ -50,13 +57,6 @@ def copy_step(
                 replace=exists,
                 group=hosts.Hosts(),
             )
-        steps = paths.list_steps(lease.directory)
-        metrics = {n: {} for n in steps if is_committed(paths.step_dir(lease.directory, n))}
-        rules = [retention.KeepLast(keep)]
-        for n in retention.to_remove(rules, metrics, lease.directory, committed=index.step):
-            commit.remove(lease, n)
-    finally:
-        lease.release()
     return target
 
 

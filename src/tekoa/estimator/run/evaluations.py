@@ -1,0 +1,129 @@
+"""The record of an evaluator: which commits it has evaluated, and with which results.
+
+A file with one line of JSON per evaluation, in the order in which they were made. Everything
+else, such as points in TensorBoard, can be written again from it.
+
+Step numbers repeat. If training returns to an earlier step and makes later steps again, these
+are other commits, and the evaluations of the old ones are superseded.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+from typing import Any
+
+from tekoa.store.commit import durable
+from tekoa.store.commit.identity import CommitId
+
+_log = logging.getLogger("tekoa")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The result of evaluating one commit.
+
+    Attributes:
+        step: Completed optimizer steps.
+        commit: The commit; its digest is empty if it is unknown.
+        metrics: Values by name.
+        wall_time: When it was evaluated, in seconds since 1970.
+    """
+
+    step: int
+    commit: CommitId
+    metrics: dict[str, float]
+    wall_time: float
+
+    def to_json(self) -> str:
+        """Returns the evaluation as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self)) + "\n"
+
+    @classmethod
+    def from_json(cls, line: str) -> "Evaluation":
+        """Reads what `to_json` returned; raises `ValueError` for anything else."""
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            metrics = {str(name): float(value) for name, value in fields["metrics"].items()}
+            return cls(
+                step=int(fields["step"]),
+                commit=CommitId(**fields["commit"]),
+                metrics=metrics,
+                wall_time=float(fields["wall_time"]),
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+class Evaluations:
+    """The evaluations recorded in a file, by step.
+
+    Args:
+        path: The file; it need not exist, but its directory must.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+        self._last: dict[int, Evaluation] = {}
+        self._current: dict[int, Evaluation] = {}
+        self._steps_of: dict[str, int] = {}
+        self._starts: set[str] = set()
+        self._is_complete = True
+        for line in _read_lines(path):
+            try:
+                self._apply(Evaluation.from_json(line))
+            except ValueError as error:
+                # The last line of a killed evaluator; its step is evaluated again.
+                _log.warning("%s: ignored the line %r: %s", path, line[:60], error)
+                self._is_complete = line.endswith("\n")
+
+    @property
+    def current(self) -> list[Evaluation]:
+        """The evaluations that are not superseded, lowest step first."""
+        return [self._current[step] for step in sorted(self._current)]
+
+    def is_new(self, step: int, commit: CommitId) -> bool:
+        """Returns whether a commit is still to be evaluated."""
+        last = self._last.get(step)
+        return last is None or last.commit.digest not in ("", commit.digest)
+
+    def append(self, *evaluations: Evaluation) -> int:
+        """Records evaluations durably.
+
+        Returns:
+            The first step from which the evaluations shown before are out of date.
+        """
+        data = "".join(evaluation.to_json() for evaluation in evaluations)
+        prefix = "" if self._is_complete else "\n"
+        self._is_complete = False
+        with self._path.open("a") as file:
+            file.write(prefix + data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._is_complete = True
+        durable.fsync(self._path.parent)
+        return min(self._apply(evaluation) for evaluation in evaluations)
+
+    def _apply(self, new: Evaluation) -> int:
+        """Adds an evaluation; returns the first step whose evaluations changed."""
+        step, commit = new.step, new.commit
+        first = step if step in self._current else None
+        if commit.start and commit.start not in self._starts:
+            # A start of the program goes on from its parent: what others made later is replaced.
+            parent_step = self._steps_of.get(commit.parent, step - 1)
+            first = min(step, parent_step + 1)
+        if first is not None:
+            self._current = {n: old for n, old in self._current.items() if n < first}
+        self._current[step] = self._last[step] = new
+        self._starts.add(commit.start)
+        self._steps_of[commit.digest] = step
+        return step if first is None else first
+
+
+def _read_lines(path: pathlib.Path) -> list[str]:
+    try:
+        with path.open(errors="replace") as file:
+            return list(file)
+    except FileNotFoundError:
+        return []
