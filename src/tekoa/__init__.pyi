@@ -48,6 +48,7 @@ from tekoa.fitting.fit import fit as fit
 from tekoa.fitting.history import History as History
 from tekoa.fitting.load import load as load
 from tekoa.fitting.result import FitResult as FitResult
+from tekoa.fitting.summary import summary as summary
 from tekoa.hosts.signals import stop_flag as stop_flag
 from tekoa.loop.checkpoint import Checkpoint as Checkpoint
 from tekoa.loop.checkpoint import Summary as Summary
