@@ -33,6 +33,7 @@ RANKS = {
     "testing": 5,
     "estimator": 5,
     "fitting": 6,
+    "compat": 6,
     "models": 6,
     "recipes": 7,
 }
@@ -51,6 +52,8 @@ DOORS = [
 # Modules that users of other systems know by name; they lie behind no door of ours.
 HELD_MODULES = [
     "tekoa.combinator",
+    "tekoa.compat.jestimator",
+    "tekoa.estimator.modeling",
     "tekoa.optim.amos",
     "tekoa.optim.amos_helper",
     "tekoa.optim.classic",

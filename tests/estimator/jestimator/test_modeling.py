@@ -68,3 +68,48 @@ def test_unknown_arguments_are_rejected():
         modeling.Dropout(0.5).apply({}, jnp.ones(3), wrong=True)
     with pytest.raises(TypeError, match="must have the parameters"):
         modeling.global_kwargs("missing")(lambda x: x)
+
+
+class Scanned(nn.Module):
+    """A scan that does not name the stream of its dropout, as in older models."""
+
+    def setup(self):
+        self.dropout = modeling.Dropout(0.5)
+
+    @modeling.global_kwargs(pass_down=True)
+    def __call__(self, xs):
+        def body(self, carry, x):
+            return carry, self.dropout(x)
+
+        scan = nn.scan(body, variable_broadcast="params", split_rngs={"params": False})
+        return scan(self, 0.0, xs)[1]
+
+
+def test_dropout_in_a_scan_draws_another_mask_in_each_iteration():
+    model, xs, scan = Scanned(), jnp.ones((4, 100)), nn.scan
+    rngs = {"dropout": jax.random.key(0)}
+    with modeling.dropout_in_scans():
+        out = model.apply({}, xs, enable_dropout=True, rngs=rngs)
+    assert nn.scan is scan
+    assert set(np.unique(out)) == {0, 2}
+    assert len({row.tobytes() for row in np.asarray(out)}) == 4
+
+
+@pytest.mark.parametrize("reshape_kernel", [True, False])
+def test_dense_layers_over_several_axes_equal_numpy(reshape_kernel):
+    layer = modeling.DenseGeneral(
+        (4, 5),
+        use_bias=True,
+        axis=(-2, -1),
+        bias_init=nn.initializers.normal(),
+        kernel_axis_names=("a", "b", "c", "d"),
+        reshape_kernel=reshape_kernel,
+    )
+    x = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
+    variables = layer.init(jax.random.key(0), x)
+    kernel, bias = variables["params"]["kernel"], variables["params"]["bias"]
+    assert kernel.shape == ((6, 20) if reshape_kernel else (2, 3, 4, 5))
+    names = variables["params_axes"]["kernel_axes"].names
+    assert names == (("a * b", "c * d") if reshape_kernel else ("a", "b", "c", "d"))
+    expected = x.reshape(6, 6) @ np.reshape(kernel, (6, 20)) + bias
+    np.testing.assert_allclose(layer.apply(variables, x), expected.reshape(6, 4, 5), rtol=2e-5)

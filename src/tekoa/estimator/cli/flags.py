@@ -157,6 +157,9 @@ class RunConfig:
         60, "seconds without a heartbeat before a process is considered hung", least=2
     )
     logtostderr: bool = _flag(True, "ignored; logs always go to standard error")
+    compat: Literal["jestimator"] | None = _flag(
+        None, "jestimator: run model files that import jestimator unchanged"
+    )
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     given: frozenset[str] = frozenset()
 
@@ -181,14 +184,28 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], RunConfig]:
         UsageError: If a flag is unknown or its value is invalid.
     """
     overrides, rest = _split_overrides(arguments)
-    absl_flags = _define_flags()
+    absl_flags = flags.FlagValues()  # A private table; absl's global one is left alone.
+    define_flags(absl_flags)
     try:
         words = absl_flags(["tekoa", *rest])
     except flags.Error as error:
         raise UsageError(_explain(error)) from None
+    return words[1:], dataclasses.replace(config_of(absl_flags), overrides=overrides)
+
+
+def config_of(absl_flags: flags.FlagValues) -> RunConfig:
+    """Returns the values of flags that `define_flags` defined.
+
+    Raises:
+        UsageError: If a value is invalid.
+    """
     values = {name: _checked_value(name, absl_flags[name].value) for name in FLAG_NAMES}
-    given = frozenset(name for name in FLAG_NAMES if absl_flags[name].present)
-    return words[1:], RunConfig(**values, overrides=overrides, given=given)
+    given = frozenset(
+        name
+        for name in FLAG_NAMES
+        if absl_flags[name].present or absl_flags[name].value != absl_flags[name].default
+    )
+    return RunConfig(**values, given=given)
 
 
 def help_text(command: str | None = None) -> str:
@@ -226,9 +243,8 @@ def _split_overrides(arguments: Sequence[str]) -> tuple[dict[str, str], list[str
     return overrides, rest
 
 
-def _define_flags() -> flags.FlagValues:
-    """Defines the flags in a private table, leaving absl's global one alone."""
-    absl_flags = flags.FlagValues()
+def define_flags(absl_flags: flags.FlagValues) -> None:
+    """Defines the flags of the command in a table of absl, except those that it has already."""
     define = {
         bool: flags.DEFINE_boolean,
         int: flags.DEFINE_integer,
@@ -237,12 +253,13 @@ def _define_flags() -> flags.FlagValues:
         tuple: flags.DEFINE_list,
     }
     for name, field in _FIELDS.items():
+        if name in absl_flags:
+            continue
         kind = _kind(name)
         default = [] if kind is tuple else field.default
         minimum, maximum = field.metadata["range"]
         limits = {"lower_bound": minimum, "upper_bound": maximum} if kind in (int, float) else {}
         define[kind](name, default, field.metadata["help"], flag_values=absl_flags, **limits)
-    return absl_flags
 
 
 def _type_of(name: str) -> Any:
@@ -259,7 +276,10 @@ def _kind(name: str) -> Any:
 
 def _checked_value(name: str, value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(value)
+        # A program may set several patterns as a list.
+        return tuple(value) if _kind(name) is tuple else ",".join(value)
+    if not isinstance(value, str):
+        return value
     value = _OLD_VALUES.get((name, value), value)
     choices = get_args(_type_of(name))
     if choices and value not in (None, *choices):

@@ -1,15 +1,25 @@
 """Building blocks under the names that model files for JEstimator import."""
 
+import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen import partitioning
 from jax.typing import ArrayLike
+
+# The types that model files import from FlaxFormer, for annotations.
+Array = jax.Array
+DType = Any
+Initializer = Callable[..., Any]
+PRNGKey = Any
+Shape = tuple[int, ...]
 
 _passed_down: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar(
     "passed_down", default=None
@@ -120,8 +130,8 @@ def global_kwargs(*inherits: str, pass_down: bool = False) -> Callable[..., Any]
 class Dropout(nn.Module):
     """Dropout that is active if `enable_dropout` is passed down to it.
 
-    It draws from the stream "dropout", which `value_and_grad_apply_fn` provides. Inside
-    `nn.scan` that stream must be named: `split_rngs={"params": False, "dropout": True}`.
+    It draws from the stream "dropout", which `value_and_grad_apply_fn` provides, also inside
+    an `nn.scan` whose `split_rngs` does not name it.
     """
 
     rate: float
@@ -136,3 +146,88 @@ class Dropout(nn.Module):
             return jnp.zeros_like(x)
         mask = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.rate, x.shape)
         return jnp.where(mask, x / (1 - self.rate), jnp.zeros_like(x))
+
+
+@contextlib.contextmanager
+def dropout_in_scans() -> Iterator[None]:
+    """Lets every `nn.scan` in the block pass on the stream "dropout", with a key per iteration.
+
+    JEstimator's dropout needs no stream, so its models do not name one in `split_rngs`.
+    """
+    scan = nn.scan
+
+    @functools.wraps(scan)
+    def scan_with_dropout(*args: Any, **options: Any) -> Any:
+        streams = dict(options.get("split_rngs", {}))
+        if all(isinstance(name, str) for name in streams):
+            options["split_rngs"] = {"dropout": True, **streams}
+        return scan(*args, **options)
+
+    nn.scan = scan_with_dropout
+    try:
+        yield
+    finally:
+        nn.scan = scan
+
+
+class DenseGeneral(nn.Module):
+    """A dense layer over any axes, with logical axis names, as in FlaxFormer.
+
+    Attributes:
+        features: Size of each output axis.
+        use_bias: Whether to add a bias.
+        axis: The input axes to contract.
+        dtype: The dtype of the computation.
+        kernel_init: Creates the kernel.
+        bias_init: Creates the bias.
+        precision: As in `jax.lax.dot_general`.
+        kernel_axis_names: Logical names of the input and output axes.
+        reshape_kernel: Whether the kernel is stored as a matrix.
+    """
+
+    features: int | Sequence[int]
+    use_bias: bool
+    axis: int | Sequence[int] = -1
+    dtype: Any = jnp.float32
+    kernel_init: Initializer = nn.linear.default_kernel_init
+    bias_init: Initializer = nn.initializers.zeros
+    precision: Any = None
+    kernel_axis_names: Sequence[str] | None = None
+    reshape_kernel: bool = True
+
+    @nn.compact
+    def __call__(self, inputs: ArrayLike) -> jax.Array:
+        """Returns the other axes of the input, followed by the features."""
+        x = jnp.asarray(inputs, self.dtype)
+        axes = tuple(i % x.ndim for i in _as_tuple(self.axis))
+        features = _as_tuple(self.features)
+        in_shape = tuple(x.shape[i] for i in axes)
+        names = self.kernel_axis_names
+        names = ("unmodeled",) * (len(axes) + len(features)) if names is None else tuple(names)
+        if len(names) != len(in_shape + features):
+            raise ValueError(
+                f"kernel_axis_names must name the {len(in_shape + features)} axes of a kernel of "
+                f"shape {in_shape + features}, got {names}."
+            )
+        out_names = names[len(axes) :]
+        shape = in_shape + features
+        if self.reshape_kernel:
+            shape = (math.prod(in_shape), math.prod(features))
+            out_names = (" * ".join(out_names),)
+            names = (" * ".join(names[: len(axes)]), *out_names)
+        kernel = partitioning.param_with_axes(
+            "kernel", self.kernel_init, shape, jnp.float32, axes=names
+        )
+        kernel = jnp.asarray(kernel, self.dtype).reshape(in_shape + features)
+        contract = (axes, tuple(range(len(axes))))
+        out = jax.lax.dot_general(x, kernel, (contract, ((), ())), precision=self.precision)
+        if not self.use_bias:
+            return out
+        bias = partitioning.param_with_axes(
+            "bias", self.bias_init, (math.prod(features),), jnp.float32, axes=out_names[-1:]
+        )
+        return out + jnp.asarray(bias, self.dtype).reshape(features)
+
+
+def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)

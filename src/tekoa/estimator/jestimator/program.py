@@ -42,10 +42,11 @@ class LongProgram:
     Args:
         run: The run.
         mode: The mode, passed on to `load_config`.
+        loaded: What `load_config` returned, if it was called before.
     """
 
-    def __init__(self, run: Run, mode: str):
-        self._run, self._flags, self._mode = run, run.config, mode
+    def __init__(self, run: Run, mode: str, *, loaded: Any = None):
+        self._run, self._flags, self._mode, self._loaded = run, run.config, mode, loaded
         self._training: OwnTraining | None = None
         self._data = ProgramData(run, self._open_source)
 
@@ -167,6 +168,8 @@ class LongProgram:
 
     @functools.cached_property
     def _config(self) -> Any:
+        if self._loaded is not None:
+            return self._loaded
         load = getattr(self._run.module, "load_config", None)
         if load is None:
             return self._run.settings

@@ -17,6 +17,7 @@ from flax import struct
 from tekoa.bridges import linen
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
+from tekoa.estimator.jestimator import modeling
 
 Variables = dict[str, PyTree]
 
@@ -124,7 +125,8 @@ class TrainState(_Collections, struct.PyTreeNode):
         def run(params: PyTree, *args: Any, **kwargs: Any) -> Any:
             kwargs.setdefault("rngs", {"dropout": self.step_rng()})
             variables = self.variables(params)
-            outputs, changed = self.apply_fn(variables, *args, **kwargs, mutable=mutable)
+            with modeling.dropout_in_scans():
+                outputs, changed = self.apply_fn(variables, *args, **kwargs, mutable=mutable)
             if not has_aux:
                 return (outputs, changed) if mutable else outputs
             if not isinstance(outputs, tuple):
@@ -216,7 +218,8 @@ def _init_model(
 
     def init(rng: jax.Array) -> Any:
         rngs = linen.rngs_of(rng, ("params", "dropout"))
-        return flax.core.unfreeze(model.init(rngs, *args, **kwargs))
+        with modeling.dropout_in_scans():
+            return flax.core.unfreeze(model.init(rngs, *args, **kwargs))
 
     axes = linen.logical_axes(jax.eval_shape(init, rng))
 

@@ -36,7 +36,11 @@ _OWED = "is_validation_owed"
 def run_train(config: RunConfig) -> int:
     """Trains a model and returns the exit code."""
     run = runs.open_run(config)
-    program = program_of(run, "train")
+    return train_run(run, program_of(run, "train"))
+
+
+def train_run(run: runs.Run, program: Program) -> int:
+    """Trains the program of a run and returns the exit code."""
     with runs.remove_empty_dir_on_error(run):
         return _train(run, program)
 

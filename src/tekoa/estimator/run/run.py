@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -52,6 +53,8 @@ def open_run(config: RunConfig) -> Run:
     Raises:
         UsageError: If the model, its config or the directory is missing or wrong.
     """
+    if config.compat is not None:
+        importlib.import_module(f"tekoa.compat.{config.compat}").install()
     module = modules.load_module(config.module_imp)
     config = config.with_defaults(_defaults(module, config))
     if config.dry_run:
