@@ -107,3 +107,22 @@ def test_map_rules_lists_every_leaf_without_a_rule():
 
 def test_map_rules_of_an_empty_tree_is_that_tree():
     assert rules.map_rules({}, {"a": None, "b": ()}) == {"a": None, "b": ()}
+
+
+SLOW = {"(a|aa)+$": 1}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda name: rules.params_fn_from_assign_map(SLOW)((name,), ()),
+        lambda name: rules.map_rules(SLOW, {name: 0}),
+        lambda name: rules.first_match(rules.compile_rules(SLOW), (name,)),
+        lambda name: rules.unused(SLOW, [(name,)]),
+    ],
+    ids=["params_fn", "map_rules", "first_match", "unused"],
+)
+def test_pattern_that_would_take_years_is_an_error(use, monkeypatch):
+    monkeypatch.setattr(rules, "_MATCH_SECONDS", 0.05)
+    with pytest.raises(ValueError, match=r"'\(a\|aa\)\+\$' takes more than 0.05 s .*'aaaa"):
+        use("a" * 90 + "!")

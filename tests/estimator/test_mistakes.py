@@ -27,9 +27,27 @@ AT_ONCE = {
     "setting without value": (["train", "mnist", "--module_config.warmup"], "needs a value"),
     "inspect without a directory": (["inspect"], "inspect needs a directory"),
     "inspect a missing directory": (["inspect", "no_such_dir"], "no_such_dir"),
+    "too many processes": (["launch", "--processes=100000", "train", "mnist"], "from 1 to 64"),
+    "run in a bucket": (["train", "mnist", "--model_dir=gs://bucket/run"], "only local paths"),
 }
 
 MISTAKES = {
+    "page in a bucket": (["page", ".", "--out=s3://bucket/page.html"], "--out: "),
+    "page of a bucket": (["page", "gs://bucket/run"], "only local paths"),
+    "inspect a bucket": (["inspect", "gs://bucket/run"], "only local paths"),
+    "convert from a bucket": (["convert", "gs://a", "b", "--to=t5x"], "only local paths"),
+    "convert into a bucket": (["convert", "a", "gs://b", "--to=t5x"], "only local paths"),
+    "start from a bucket": (["train", "mnist", "--checkpoint_path=gs://b/x"], "--checkpoint_path"),
+    "predict into a bucket": (["predict", "mnist", "--pred_output=gs://b/x"], "--pred_output"),
+    "cache in a bucket": (["train", "mnist", "--compile_cache=gs://b/x"], "--compile_cache"),
+    "model in a bucket": (["train", "gs://bucket/model.py"], "only local paths"),
+    "data in a bucket": (["train", "mnist", "--train_pattern=gs://b/*.npz"], "scheme 'gs'"),
+    "archive in a bucket": (["train", "mnist", "--train_pattern=npz://gs://b/x"], "local paths"),
+    "images in a bucket": (
+        ["train", "mnist", "--train_pattern=idx://gs://b/split=train"],
+        "only local paths",
+    ),
+    "null character": (["train", "mnist", "--model_dir=run\0"], "null character"),
     "convert without format": (["convert", "a", "b"], "--to"),
     "model mistyped": (["train", "mnits"], "Did you mean 'mnist'"),
     "model file mistyped": (["train", "no_such_model.py"], "no_such_model.py"),

@@ -45,6 +45,35 @@ def test_a_second_signal_exits_immediately():
     assert (result.returncode, result.stdout) == (128 + signal.SIGINT, "still here\n")
 
 
+def test_hangup_stays_ignored_under_nohup():
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.stop_flag() as flag:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not flag.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def test_output_to_a_closed_terminal_is_no_error():
+    """The program is the leader of a session whose terminal goes away."""
+    code = (
+        "import fcntl, os, sys, termios, time, tekoa.hosts.signals as s\n"
+        "os.setsid(); fcntl.ioctl(1, termios.TIOCSCTTY, 0)\n"
+        "with s.stop_flag() as flag:\n"
+        "    print('ready', flush=True)\n"
+        "    while not flag.is_set(): time.sleep(0.01)\n"
+        "print('stopped', flush=True)\n"
+        "sys.exit(75)\n"
+    )
+    terminal, program = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=program, stderr=program)
+    os.close(program)
+    assert b"ready" in os.read(terminal, 100)
+    os.close(terminal)
+    assert process.wait(20) == 75
+
+
 def test_in_other_threads_the_flag_is_never_set():
     values = []
 

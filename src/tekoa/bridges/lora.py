@@ -6,7 +6,6 @@ average, and no step changes it.
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
@@ -128,8 +127,7 @@ def _treatments(params: PyTree, table: Mapping[str, Treatment] | None) -> dict[t
     if table is None:
         treatments = ["adapt" if jnp.ndim(leaf) > 1 else "freeze" for leaf in leaves.values()]
     else:
-        names = ["/".join(name) for name in leaves]
-        if unused := [p for p in table if not any(re.search(p, name) for name in names)]:
+        if unused := rules.unused(table, leaves):
             raise ValueError(
                 f"Pattern {unused[0]!r} of `where` matches no parameter. "
                 f"The parameters are: {_list_names(leaves)}."

@@ -33,6 +33,20 @@ def some_of(names: Collection[Any], limit: int = 5) -> str:
     return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
 
 
+def printable(text: Any) -> str:
+    r"""Returns text in which control and format characters are escaped, except newlines and tabs.
+
+    Names of files may contain anything, such as sequences that change a terminal's title.
+
+    >>> print(printable('a\x1b[31mb'))
+    a\x1b[31mb
+    """
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
+        for c in str(text)
+    )
+
+
 def array_text(dtype: Any, shape: Iterable[int]) -> str:
     """Returns an array's dtype and shape as text.
 

@@ -3,14 +3,18 @@
 Used for Amos scales and slot shapes, rate groups, freezing, decay masks and shardings.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import regex
 
 from tekoa.core import formula, messages, trees
 
 ParamsFn = Callable[[trees.Name, tuple[int, ...]], Any]
-Table = list[tuple[re.Pattern[str], Any]]
+Table = list[tuple[regex.Pattern[str], Any]]
+
+# Patterns such as '(a+)+$' can take longer than a person lives; all others microseconds.
+_MATCH_SECONDS = 1.0
 
 
 class NoRuleError(ValueError):
@@ -44,7 +48,7 @@ def params_fn_from_assign_map(
     def params_fn(name: trees.Name, shape: tuple[int, ...]) -> Any:
         joined = name_sep.join(name)
         for pattern, value in table:
-            if pattern.match(joined):
+            if _matches(pattern, joined, at_start=True):
                 is_formula = eval_str_value and isinstance(value, str)
                 return formula.evaluate(value, shape) if is_formula else value
         raise _no_rule(f"parameter {joined!r} of shape {tuple(shape)}", table)
@@ -65,7 +69,7 @@ def map_rules(assign_map: Mapping[str, Any], tree: trees.PyTree) -> trees.PyTree
     """
     table = compile_rules(assign_map)
     names = ["/".join(name) for name in trees.leaf_names(tree)]
-    unmatched = [repr(x) for x in names if not any(pattern.search(x) for pattern, _ in table)]
+    unmatched = [repr(x) for x in names if not any(_matches(p, x) for p, _ in table)]
     if unmatched:
         raise _no_rule(messages.some_of(unmatched, limit=8), table)
     return trees.map_named(lambda name, _: first_match(table, name), tree)
@@ -77,22 +81,48 @@ def compile_rules(assign_map: Mapping[str, Any]) -> Table:
     Raises:
         ValueError: If a pattern is not a regular expression.
     """
-    try:
-        return [(re.compile(pattern), value) for pattern, value in dict(assign_map).items()]
-    except re.error as error:
-        raise ValueError(
-            f"Rule pattern {error.pattern!r} is not a regular expression: {error}."
-        ) from None
+    table: Table = []
+    for pattern, value in dict(assign_map).items():
+        try:
+            table.append((regex.compile(pattern), value))
+        except regex.error as error:
+            raise ValueError(
+                f"Rule pattern {pattern!r} is not a regular expression: {error}."
+            ) from None
+    return table
 
 
-def first_match(table: Iterable[tuple[re.Pattern[str], Any]], name: trees.Name) -> Any:
+def first_match(table: Iterable[tuple[regex.Pattern[str], Any]], name: trees.Name) -> Any:
     """Returns the value of the first pattern found in a name, or None if there is none.
 
     >>> first_match(compile_rules({'bias$': 1, 'dense': 2}), ('dense', 'kernel'))
     2
     """
     joined = "/".join(name)
-    return next((value for pattern, value in table if pattern.search(joined)), None)
+    return next((value for pattern, value in table if _matches(pattern, joined)), None)
+
+
+def unused(assign_map: Mapping[str, Any], names: Iterable[trees.Name]) -> list[str]:
+    """Lists the patterns that are found in none of the names.
+
+    >>> unused({'bias$': 1, 'kernal': 2}, [('dense', 'bias')])
+    ['kernal']
+    """
+    joined = ["/".join(name) for name in names]
+    table = compile_rules(assign_map)
+    return [p.pattern for p, _ in table if not any(_matches(p, name) for name in joined)]
+
+
+def _matches(pattern: regex.Pattern[str], name: str, *, at_start: bool = False) -> bool:
+    """Returns whether a pattern matches in a name, or at its start, within a time limit."""
+    match = pattern.match if at_start else pattern.search
+    try:
+        return match(name, timeout=_MATCH_SECONDS) is not None
+    except TimeoutError:
+        raise ValueError(
+            f"Rule pattern {pattern.pattern!r} takes more than {_MATCH_SECONDS:g} s to "
+            f"match {name[:80]!r}. Simplify it: avoid repeated groups that contain repetitions."
+        ) from None
 
 
 def _no_rule(names: str, table: Table) -> NoRuleError:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tekoa.core import files as core_files
 from tekoa.data.readers import images, lines, records, tables, tfds
 from tekoa.data.readers.base import DataError, Info, RandomAccess, Reader, RowRequest
 from tekoa.data.readers.views import Concatenated
@@ -87,6 +88,7 @@ def _expand(piece: str) -> list[str]:
 
 def _match_files(path: str, piece: str) -> list[str]:
     # An existing file has precedence, so that '[' in its name needs no escaping.
+    path = str(core_files.local_path(path))
     matches = [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
     matches = [name for name in matches if Path(name).is_file()]
     if not matches:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tekoa import hosts
 from tekoa._aliases import accept_aliases
+from tekoa.core import files
 from tekoa.extensions import checkpoint_files
 from tekoa.loop.checkpoint import Checkpoint, find_metric
 from tekoa.store import errors, store
@@ -27,7 +28,7 @@ def best_dir(directory: str | os.PathLike[str], metric: str, group: str, mode: M
     """
     if mode not in _WORDS:
         raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
-    return str(pathlib.Path(directory) / f"{_WORDS[mode]}_{group}_{metric}")
+    return str(files.local_path(directory) / f"{_WORDS[mode]}_{group}_{metric}")
 
 
 class BestFileWriter(checkpoint_files.StoreWriter):
@@ -58,7 +59,7 @@ class BestFileWriter(checkpoint_files.StoreWriter):
         self._group, self._metric = group, metric
         rule = _KeepUpToBest(retention.KeepBest(f"{group}/{metric}", mode=mode, n=keep))
         super().__init__(store.Store(path, keep=[rule], keep_newest=False))
-        self._score = score.BestScore(path / "score", mode=mode)
+        self._score = score.BestScore(path / score.NAME, mode=mode)
         self._store.prune()
         self._score.set(
             together.run_on_writer(

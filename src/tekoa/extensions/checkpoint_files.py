@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from tekoa._aliases import accept_aliases
+from tekoa.core import files
 from tekoa.core.state import Health, TrainState
 from tekoa.core.trees import PyTree
 from tekoa.extensions import outbox
@@ -139,7 +139,7 @@ class CheckpointFileReader:
 
     @accept_aliases(input_dir="directory", dir="directory")
     def __init__(self, directory: str | os.PathLike[str], target: Any, *, quarantine: bool = True):
-        self._directory = pathlib.Path(directory)
+        self._directory = files.local_path(directory)
         self._quarantine = quarantine
         self.target = target
 

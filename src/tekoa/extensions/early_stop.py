@@ -7,8 +7,11 @@ import pathlib
 from collections.abc import Callable
 from typing import Literal
 
+from tekoa.core import files
 from tekoa.loop.checkpoint import Checkpoint, find_metric
 from tekoa.store.commit import durable
+
+_MAX_BYTES = 2**26
 
 
 class EarlyStopping:
@@ -49,7 +52,7 @@ class EarlyStopping:
         self._metric, self._group, self._patience = metric, group, patience
         self._sign = 1 if mode == "min" else -1
         self._min_delta, self._stop = min_delta, stop
-        self._path = None if path is None else pathlib.Path(path)
+        self._path = None if path is None else files.local_path(path)
         self._values = {} if self._path is None else _read_values(self._path)
         self.should_stop = False
 
@@ -92,7 +95,7 @@ class EarlyStopping:
 
 def _read_values(path: pathlib.Path) -> dict[int, float]:
     try:
-        values = json.loads(path.read_text())
+        values = files.read_json(path, max_bytes=_MAX_BYTES)
         return {int(step): float(value) for step, value in values.items()}
     except FileNotFoundError:
         return {}

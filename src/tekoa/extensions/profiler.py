@@ -5,6 +5,7 @@ import os
 import jax
 
 from tekoa._aliases import accept_aliases
+from tekoa.core import files
 from tekoa.loop.checkpoint import Checkpoint
 
 
@@ -52,7 +53,7 @@ class StepTrace:
             raise ValueError(
                 f"first_step and n_steps must be 1 or more, got {first_step} and {n_steps}."
             )
-        self._directory = os.fspath(directory)
+        self._directory = str(files.local_path(directory))
         self._start, self._n_steps = first_step - 1, n_steps
         self._end: int | None = None
         self._is_done = False

@@ -24,7 +24,7 @@ import jax
 
 from tekoa import hosts
 from tekoa._aliases import accept_aliases
-from tekoa.core import trees
+from tekoa.core import files, trees
 from tekoa.core.trees import PyTree
 from tekoa.extensions import outbox
 from tekoa.loop.checkpoint import Checkpoint, as_summary
@@ -110,6 +110,7 @@ class ScalarWriter:
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
+        directory = files.local_path(directory)
         self._outbox: outbox.Outbox | None = None
         if hosts.current().is_writer:
             name = f"TensorBoard files in {directory}"

@@ -1,6 +1,6 @@
 """Stop signals as a flag that loops poll.
 
-SIGTERM, SIGINT and SIGUSR1 only set the flag; the loop that polls it saves a checkpoint and
+SIGTERM, SIGINT, SIGUSR1 and SIGHUP only set the flag; the loop that polls it saves a checkpoint and
 exits with `EXIT_STOPPED`. A second signal ends the process immediately. If several processes
 train together, any of them may receive the signal; all see the flag at the same poll.
 """
@@ -8,6 +8,7 @@ train together, any of them may receive the signal; all see the flag at the same
 import contextlib
 import os
 import signal
+import stat
 from collections.abc import Iterator
 from types import FrameType
 
@@ -15,7 +16,7 @@ from tekoa import hosts
 
 # EX_TEMPFAIL of sysexits: stopped, and can be resumed.
 EXIT_STOPPED = 75
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopFlag:
@@ -52,6 +53,8 @@ class StopFlag:
             # Exits without cleanup: a second signal means an immediate stop.
             os._exit(128 + number)
         self.signal = signal.Signals(number)
+        if number == signal.SIGHUP:
+            _replace_closed_terminal()
         if number == signal.SIGINT:
             # Not by print, which may be what the signal interrupted.
             os.write(2, b"\nStopping. Press Ctrl-C again to exit immediately.\n")
@@ -70,6 +73,8 @@ def stop_flag() -> Iterator[StopFlag]:
     previous = {}
     try:
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # Started by nohup.
             with contextlib.suppress(ValueError):
                 previous[number] = signal.signal(number, flag._on_signal)
         yield flag
@@ -77,3 +82,11 @@ def stop_flag() -> Iterator[StopFlag]:
         for number, handler in previous.items():
             # Python cannot restore a handler that was not set by Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _replace_closed_terminal() -> None:
+    """Redirects output to a terminal that was closed, where every write would fail."""
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

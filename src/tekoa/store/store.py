@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tekoa import hosts
+from tekoa.core import files
 from tekoa.core.trees import PyTree
 from tekoa.store import errors
 from tekoa.store.commit import background, commit, identity, manifest, paths, retention, together
@@ -68,7 +69,7 @@ class Store:
         self._what = f"store {next(_numbers)}"
         self._lease: Lease | None = None
         together.run_on_writer(self._group, f"{self._what}, open", lambda: self._open(directory))
-        self.directory = pathlib.Path(directory).resolve()
+        self.directory = files.local_path(directory).resolve()
         self._saver = background.BackgroundSaver(
             fatal_after=fatal_after, grace_seconds=grace_seconds
         )

@@ -4,6 +4,7 @@ import struct
 
 import numpy as np
 import pytest
+from tensorboardX.record_writer import masked_crc32c
 
 from tekoa import data
 from tekoa.data.readers import records
@@ -20,10 +21,11 @@ def example(at):
 
 
 def write_tfrecord(path, records):
-    # Length, its checksum, the record, its checksum; the reader ignores checksums.
-    path.write_bytes(
-        b"".join(struct.pack("<QI", len(r), 0) + r + struct.pack("<I", 0) for r in records)
-    )
+    # Length, its checksum, the record, its checksum; tensorboardX has its own implementation.
+    with path.open("wb") as file:
+        for record in records:
+            for part in (struct.pack("<Q", len(record)), record):
+                file.write(part + struct.pack("<I", masked_crc32c(part)))
 
 
 def write_array_record(path, records):
@@ -87,6 +89,23 @@ def test_truncated_record_file_is_named(tmp_path):
     source = data.load(f"{tmp_path}/a.tfrecord")
     with pytest.raises(data.DataError, match=r"a\.tfrecord is truncated"):
         list(source)
+
+
+@pytest.mark.parametrize("at", range(0, 40, 3))
+def test_changed_byte_of_a_record_file_is_noticed(tmp_path, at):
+    write_tfrecord(tmp_path / "a.tfrecord", [example(1), example(2)])
+    content = bytearray((tmp_path / "a.tfrecord").read_bytes())
+    content[at] ^= 1
+    (tmp_path / "a.tfrecord").write_bytes(content)
+    with pytest.raises(data.DataError, match=r"a\.tfrecord .* at byte \d+: .*checksum"):
+        list(data.load(f"{tmp_path}/a.tfrecord"))
+
+
+def test_position_saved_by_earlier_versions_is_used(tmp_path):
+    write_tfrecord(tmp_path / "a.tfrecord", [example(1), example(2)])
+    stream = records.TfRecordStream([str(tmp_path / "a.tfrecord")])
+    n_bytes = 16 + len(example(1))
+    assert next(stream.open([0, {"reader_offset": n_bytes}])) == example(2)
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -155,11 +155,40 @@ def test_ambiguous_flags_are_a_usage_error(arguments):
         main.choose_command(config)
 
 
-def test_closed_output_pipe_is_an_exit_code_without_a_traceback():
-    command = f"{sys.executable} -m tekoa --help | true; echo ${{PIPESTATUS[0]}}"
-    shown = subprocess.run(["bash", "-c", command], text=True, capture_output=True, check=True)
-    assert shown.stdout.split() in (["0"], ["141"])
+@pytest.mark.parametrize(
+    ("words", "closed"),
+    [(["train", "--help"], 1), ([], 1), (["trian"], 2), (["trian"], 12)],
+    ids=["help", "usage", "error", "both"],
+)
+def test_closed_output_pipe_is_an_exit_code_without_a_traceback(words, closed):
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {"stdout" if fd == "1" else "stderr": writer for fd in str(closed)}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    shown = subprocess.run([sys.executable, "-m", "tekoa", *words], check=False, **options)
+    os.close(writer)
+    assert shown.returncode == 141
     assert not shown.stderr
+
+
+def test_command_without_standard_output_is_not_an_error():
+    command = f"{sys.executable} -m tekoa --version >&-"
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, b"")
+
+
+def test_control_characters_in_messages_are_quoted(tmp_path):
+    path = tmp_path / "a\x1b]0;title\x07\udc80"
+    path.mkdir()
+    (path / "checkpoint_1").mkdir()
+    (path / "checkpoint_1" / "tekoa.manifest").write_text("damaged")
+    (path / "checkpoint_2").write_text("")
+    command = [sys.executable, "-m", "tekoa", "inspect", os.fsencode(path)]
+    shown = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert shown.returncode == 65
+    for output in (shown.stdout, shown.stderr):
+        assert "\x1b" not in output
+        assert "\\x1b]0;title\\x07\\udc80" in output
 
 
 @pytest.mark.parametrize("command", ["tekoa train mnist --dry_run", "tekoa eval_wait mnist"])

@@ -5,8 +5,10 @@ import math
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from support import hostile
 from tekoa.estimator.report import events
 from tekoa.extensions.tensorboard import ScalarWriter
+from tekoa.store import errors
 
 
 def write(directory, steps, *, resume_from, value=1.0):
@@ -49,8 +51,23 @@ def test_complete_records_of_a_file_being_written_are_read(tmp_path):
 def test_damaged_file_is_read_up_to_the_damage(tmp_path):
     write(tmp_path, range(3), resume_from=-1)
     (file,) = tmp_path.iterdir()
+    size = file.stat().st_size
     file.write_bytes(file.read_bytes() + b"\xff" * 40)
-    assert len(events.read_curves(tmp_path)["train/loss"]) == 3
+    problems = []
+    assert len(events.read_curves(tmp_path, problems)["train/loss"]) == 3
+    assert problems == [
+        f"{file}: is damaged at byte {size}: the length of the record does not match its checksum."
+    ]
+    with pytest.raises(errors.DamagedError, match=f"at byte {size}"):
+        events.read_curves(tmp_path)
+
+
+@pytest.mark.parametrize("make", hostile.IRREGULAR.values(), ids=hostile.IRREGULAR.keys())
+def test_what_is_not_a_file_is_reported(tmp_path, make):
+    make(tmp_path / "events.out.tfevents.1")
+    problems = []
+    assert events.read_curves(tmp_path, problems) == {}
+    assert len(problems) == 1
 
 
 def test_nan_is_read_as_nan(tmp_path):

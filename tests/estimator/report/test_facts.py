@@ -35,7 +35,7 @@ def test_gather_reads_all_facts_of_a_run(trained, tmp_path):
         "eval/high_acc": [0, 10],
     }
     assert [(b.place, b.metric, b.score, b.step) for b in facts.best] == [
-        ("eval/high_acc", "acc", "0.7", 10)
+        ("eval/high_acc", "acc", 0.7, 10)
     ]
     assert [p.value for p in facts.curves["eval"]["eval/acc"]] == pytest.approx(
         list(scores.values())

@@ -2,22 +2,29 @@
 
 import importlib.resources
 import io
+import math
 import re
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 
+from tekoa.core import files as core_files
 from tekoa.data.readers import files
 from tekoa.data.readers.base import DataError
 from tekoa.data.readers.memory import ArrayReader
 
 N_DIGITS_TRAIN = 1437
+# The highest compression ratio of the methods that zip files use, rounded up.
+_MAX_RATIO = 2**11
+_read_header_2 = np.lib.format.read_array_header_2_0
 _DIGITS_FILE = "digits.npz"
 
 # IDX type codes, from Y. LeCun's description of the format.
 _IDX_DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_IDX_MAX_DIMS = 8
 _IDX_SPLITS = {"train": ("train",), "test": ("t10k", "test")}
 
 
@@ -42,16 +49,41 @@ def read_digits(split: str) -> ArrayReader:
 
 def read_npz(path: str) -> ArrayReader:
     """Reads the arrays of an .npz file, with examples along the first axis of each."""
-    files.check_readable(path)
+    size = files.check_readable(path)
+    # All that zipfile and numpy raise for malformed bytes.
+    malformed = (ValueError, OSError, EOFError, LookupError, RuntimeError, MemoryError)
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            fields = {key: arrays[key] for key in arrays.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        with files.open_file(path) as file, zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if sum(member.compress_size for member in members) > size:
+                raise ValueError("its members are larger than the file")
+            fields = {m.filename.removesuffix(".npy"): _read_member(archive, m) for m in members}
+    except (*malformed, zipfile.BadZipFile, zlib.error, struct.error) as error:
         raise DataError(
             f"{path} is not a valid .npz file of plain arrays: {error}. "
             "Write it again with numpy.savez, without object arrays."
         ) from None
     return ArrayReader(fields, Path(path).name)
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """Reads an array of an .npz file after comparing its header with the size of its data."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        is_first = version == (1, 0)
+        read_header = np.lib.format.read_array_header_1_0 if is_first else _read_header_2
+        shape, _, dtype = read_header(file)
+        expected = file.tell() + math.prod(shape) * dtype.itemsize
+    if dtype.hasobject:
+        raise ValueError(f"{member.filename!r} is an object array")
+    is_possible = member.file_size <= _MAX_RATIO * max(1, member.compress_size)
+    if expected != member.file_size or not is_possible:
+        raise ValueError(
+            f"{member.filename!r} has the shape {shape} and dtype {dtype}, which need {expected} "
+            f"bytes, but {member.file_size} are stored, in {member.compress_size} bytes of the file"
+        )
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def read_idx_split(directory: str, split: str) -> ArrayReader:
@@ -62,7 +94,7 @@ def read_idx_split(directory: str, split: str) -> ArrayReader:
     """
     if split not in _IDX_SPLITS:
         raise DataError(f"idx:// has no split {split!r}. Its splits are {sorted(_IDX_SPLITS)}.")
-    if not Path(directory).is_dir():
+    if not core_files.local_path(directory).is_dir():
         raise DataError(f"idx://{directory}: there is no directory {directory!r}.")
     paths = {what: _idx_file(directory, split, what) for what in ("images", "labels")}
     images, labels = read_idx(paths["images"]), read_idx(paths["labels"])
@@ -100,21 +132,27 @@ def read_idx(path: str | Path) -> np.ndarray:
     Raises:
         DataError: If its magic number or its length is wrong.
     """
-    content = files.read_bytes(path)
-    zero, code, n_dims = struct.unpack(">HBB", content[:4].ljust(4, b"\xff"))
-    if zero != 0 or code not in _IDX_DTYPES or n_dims == 0:
+    with files.open_unpacked(path) as file:
+        magic = file.read(4)
+        zero, code, n_dims = struct.unpack(">HBB", magic.ljust(4, b"\xff"))
+        if zero != 0 or code not in _IDX_DTYPES or not 0 < n_dims <= _IDX_MAX_DIMS:
+            raise DataError(
+                f"{path} is not an IDX file: it starts with the bytes {magic.hex(' ')} instead "
+                "of 00 00, a type code (08 for uint8) and the number of dimensions."
+            )
+        sizes = file.read(4 * n_dims)
+        shape = struct.unpack(f">{n_dims}I", sizes.ljust(4 * n_dims, b"\0"))
+        dtype = np.dtype(_IDX_DTYPES[code])
+        n_bytes = dtype.itemsize * math.prod(shape)
+        # One byte more, to notice a file that is too long.
+        content = files.read_at_most(file, n_bytes + 1)
+    if len(content) != n_bytes:
+        header = len(magic) + len(sizes)
+        more = "more than " if len(content) > n_bytes else ""
         raise DataError(
-            f"{path} is not an IDX file: it starts with the bytes {content[:4].hex(' ')} instead "
-            "of 00 00, a type code (08 for uint8) and the number of dimensions."
+            f"{path} has {more}{header + min(len(content), n_bytes)} bytes, but its header (shape "
+            f"{shape}, {dtype}) needs {4 + 4 * n_dims + n_bytes}. It is truncated or corrupt: "
+            "download or copy it again."
         )
-    header = 4 + 4 * n_dims
-    shape = struct.unpack(f">{n_dims}I", content[4:header].ljust(4 * n_dims, b"\0"))
-    dtype = np.dtype(_IDX_DTYPES[code])
-    expected = header + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    if len(content) != expected:
-        raise DataError(
-            f"{path} has {len(content)} bytes, but its header (shape {shape}, {dtype}) needs "
-            f"{expected}. It is truncated or corrupt: download or copy it again."
-        )
-    values = np.frombuffer(content, dtype, offset=header).reshape(shape)
+    values = np.frombuffer(content, dtype).reshape(shape)
     return values.astype(dtype.newbyteorder("="), copy=False)

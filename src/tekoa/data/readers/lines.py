@@ -19,6 +19,7 @@ from tekoa.data.readers.base import DataError, Info, RowRequest, as_array, descr
 BLOCK = 2**14
 _SCAN_BLOCKS = 64
 _NEWLINE = 10
+_MAX_LINE = 2**26
 
 
 class LineReader:
@@ -192,6 +193,11 @@ class _File:
         end = text.find(b"\n", start)
         while end < 0 and offset + len(text) < self.size:
             n_before = len(text)
+            if n_before > _MAX_LINE:
+                raise DataError(
+                    f"{self.path}: the line that starts at byte {offset + start} has more than "
+                    f"{_MAX_LINE} bytes. Is this a text file?"
+                )
             text += self._read(offset + n_before, min(self.size, offset + 2 * n_before + BLOCK))
             end = text.find(b"\n", n_before)
         return text[start : end if end >= 0 else len(text)].removesuffix(b"\r")
@@ -224,7 +230,10 @@ def json_example(text: str) -> Any:
     """
     if not text.strip():
         raise ValueError("the line is blank, not a JSON object")
-    example = json.loads(text)
+    try:
+        example = json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON object is nested too deeply") from None
     if not isinstance(example, dict):
         raise ValueError(f"expected a JSON object, got {text[:40]!r}")
     return {key: as_array(v) if isinstance(v, list) else v for key, v in example.items()}

@@ -1,4 +1,4 @@
-"""TFRecord and array_record files, read by grain; `tf.train.Example` without TensorFlow."""
+"""TFRecord files; array_record files, read by grain; `tf.train.Example` without TensorFlow."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tekoa.data.readers import files
+from tekoa.data.readers import files, tfrecord
 from tekoa.data.readers.base import DataError, Example, Reader
 from tekoa.data.readers.memory import SequenceReader
 from tekoa.data.readers.streams import Cursor, StreamReader
+
+# The name of a position in a file, as in grain's TFRecord reader.
+_OFFSET = "reader_offset"
 
 
 def read_array_records(paths: Sequence[str]) -> Reader:
@@ -32,7 +35,10 @@ def read_array_records(paths: Sequence[str]) -> Reader:
 def read_tfrecords(paths: Sequence[str]) -> Reader:
     """Reads TFRecord files forwards; records are decoded as in array_record files."""
     stream = TfRecordStream(paths)
-    return StreamReader(stream, _decoder(next(stream.open(None))))
+    first = next(stream.open(None), None)
+    if first is None:
+        raise DataError(f"{stream.name}: there are no records.")
+    return StreamReader(stream, _decoder(first))
 
 
 class TfRecordStream:
@@ -50,31 +56,35 @@ class TfRecordStream:
 
 class _TfRecordCursor:
     def __init__(self, paths: list[str], state: Any):
-        grain = files.require("grain", "records", f"Reading {paths[0]}")
-        self._open = grain.experimental.TFRecordIterDataset
         self._paths = paths
-        self._at, position = state or (0, None)
-        self._records = iter(self._open(paths[self._at]))
-        if position is not None:
-            self._records.set_state(position)
+        self._at, position = state or (0, {_OFFSET: 0})
+        self._file = files.open_file(paths[self._at])
+        self._file.seek(position[_OFFSET])
 
     def __next__(self) -> bytes:
         while True:
+            start = self._file.tell()
             try:
-                return next(self._records)
-            except StopIteration:
-                if self._at + 1 == len(self._paths):
-                    raise
-                self._at += 1
-                self._records = iter(self._open(self._paths[self._at]))
-            except (ValueError, MemoryError, OverflowError) as error:
+                record = tfrecord.read_record(self._file)
+            except tfrecord.RecordError as error:
                 raise DataError(
                     f"{self._paths[self._at]} is truncated or is not an uncompressed TFRecord "
-                    f"file, at {self.state()[1]}: {str(error)[:80]}. Download or copy it again."
+                    f"file, at byte {start}: {error}. Download or copy it again."
                 ) from None
+            if record is not None:
+                return record
+            if self._at + 1 == len(self._paths):
+                raise StopIteration
+            self._file.close()
+            self._at += 1
+            self._file = files.open_file(self._paths[self._at])
+
+    def __del__(self):
+        if hasattr(self, "_file"):
+            self._file.close()
 
     def state(self) -> Any:
-        return [self._at, self._records.get_state()]
+        return [self._at, {_OFFSET: self._file.tell()}]
 
 
 def _decoder(first: bytes) -> Callable[[bytes], Example]:

@@ -30,7 +30,8 @@ def read_csv(path: str) -> ArrayReader:
     parse_options = csv.ParseOptions(invalid_row_handler=handle_invalid_row)
     try:
         table = csv.read_csv(path, read_options=read_options, parse_options=parse_options)
-    except (pyarrow.ArrowInvalid, OSError) as error:
+        _check_names(table.column_names)
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         if invalid_rows:
             row = invalid_rows[0]
             raise DataError(
@@ -64,9 +65,17 @@ def read_parquet(path: str) -> ArrayReader:
     files.check_readable(path)
     try:
         table = parquet.read_table(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
+        _check_names(table.column_names)
+        table.validate(full=True)
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         raise DataError(f"Cannot read {path} as parquet: {error}.") from None
     return _table_reader(table, path)
+
+
+def _check_names(names: list[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"several columns have the same name: {repeated}")
 
 
 def _table_reader(table: Any, path: str) -> ArrayReader:
@@ -87,10 +96,10 @@ def _column(column: Any, name: str, path: str) -> np.ndarray:
     values = column.to_numpy()
     if values.dtype != object or not isinstance(values[0], (np.ndarray, list)):
         return values
-    lengths = {len(value) for value in values}
+    lengths = {np.shape(value) for value in values}
     if len(lengths) > 1:
         raise DataError(
-            f"{path}, column {name!r} has lists of different lengths ({min(lengths)} to "
-            f"{max(lengths)}). Pad them to the same length."
+            f"{path}, column {name!r} has lists of different lengths ({min(lengths)[0]} to "
+            f"{max(lengths)[0]}). Pad them to the same length."
         )
     return np.stack(values)

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tekoa.core import files as core_files
 from tekoa.data.readers import files
 from tekoa.data.readers.base import DataError, Reader
 from tekoa.data.readers.memory import SequenceReader
@@ -28,9 +28,16 @@ def read_tfds(rest: str) -> Reader:
     """
     data_dir, name, split = split_pattern(rest)
     directory = _prepared_directory(data_dir, name)
-    facts = json.loads((directory / "dataset_info.json").read_text())
-    file_format = facts.get("fileFormat", "tfrecord")
-    _check_split(split, [entry["name"] for entry in facts.get("splits", [])], rest)
+    try:
+        facts = core_files.read_json(directory / "dataset_info.json", max_bytes=2**26)
+        file_format = facts.get("fileFormat", "tfrecord")
+        choices = [entry["name"] for entry in facts.get("splits", [])]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{directory / 'dataset_info.json'} cannot be read: {error!r}. Prepare the dataset "
+            "again."
+        ) from None
+    _check_split(split, choices, rest)
     if file_format != "array_record" and importlib.util.find_spec("tensorflow") is None:
         raise DataError(
             f"tfds://{rest}: {directory} has {file_format} files, which need TensorFlow. "
@@ -77,7 +84,7 @@ def split_pattern(rest: str) -> tuple[Path, str, str]:
     match = re.fullmatch(r"(?:(.+):)?([A-Za-z][^:]*(?::\d[\d.*]*)?)", location)
     data_dir, name = match.groups() if match else (None, location)
     default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
-    return Path(data_dir or default).expanduser(), name, split
+    return core_files.local_path(data_dir or default), name, split
 
 
 def _prepared_directory(data_dir: Path, name: str) -> Path:
@@ -108,7 +115,8 @@ def _prepared_directory(data_dir: Path, name: str) -> Path:
 def _default_config(root: Path) -> str | None:
     """Returns the config that TFDS uses if none is named; it is noted where they are prepared."""
     try:
-        return json.loads((root / ".config" / "metadata.json").read_text())["default_config_name"]
+        facts = core_files.read_json(root / ".config" / "metadata.json", max_bytes=2**26)
+        return facts["default_config_name"]
     except (FileNotFoundError, KeyError):
         return None
 

@@ -19,6 +19,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from tekoa.core import files
+
 OFF = "off"
 MAX_BYTES = 2 * 10**9
 
@@ -42,7 +44,7 @@ def enabled(cache: str | None) -> Iterator[None]:
         yield
         return
     try:
-        root = default_dir() if cache is None else pathlib.Path(cache).expanduser()
+        root = default_dir() if cache is None else files.local_path(cache)
         directory = root.absolute() / _processor_id()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         prune(directory)

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from absl import flags
 
+from tekoa.core import files
 from tekoa.core.messages import did_you_mean
 
 
@@ -173,6 +174,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(RunConfig) if field
 FLAG_NAMES = tuple(_FIELDS)
 
 _OLD_VALUES = {("to", "tekoa"): "native"}
+_PATHS = ("model_dir", "checkpoint_path", "pred_output", "compile_cache", "out")
 _MODEL_COMMANDS = ("train", "eval", "eval_wait", "predict", "scales", "plan")
 _PREFIX = "module_config."
 
@@ -281,10 +283,20 @@ def _checked_value(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     value = _OLD_VALUES.get((name, value), value)
+    if name in _PATHS and value is not None:
+        _check_path(name, value)
     choices = get_args(_type_of(name))
     if choices and value not in (None, *choices):
         raise UsageError(f"--{name} must be one of {', '.join(choices)}, got {value!r}.")
     return value
+
+
+def _check_path(name: str, value: str) -> None:
+    """Raises UsageError if the value is a URL, before anything is imported or created."""
+    try:
+        files.local_path(value)
+    except files.PathError as error:
+        raise UsageError(f"--{name}: {error}") from None
 
 
 def _explain(error: flags.Error) -> str:

@@ -9,8 +9,10 @@ The exit code is 0 if all processes succeed, otherwise that of the first process
 Processes that failed only because they lost a peer (69) count last.
 """
 
+import contextlib
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,7 +27,9 @@ from tekoa.hosts import EXIT_PEER_LOST
 
 USAGE = "tekoa launch --processes=N [--devices=M] [--grace=SECONDS] COMMAND [MODEL] [--flags]"
 _COMMANDS = ("train", "eval", "eval_wait", "predict")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# Each process needs hundreds of megabytes, each device a thread.
+_MOST = {"processes": 64, "devices": 256, "grace": 86_400}
 # Part of the messages of JAX's CPU collectives, sometimes several on one line.
 _NOISE = b" peer ranks"
 
@@ -79,8 +83,10 @@ def parse(arguments: Sequence[str]) -> tuple[LaunchOptions, list[str]]:
     while rest and rest[0].startswith("--") and rest[0][2:].partition("=")[0] in names:
         name, equals, text = rest.pop(0)[2:].partition("=")
         text = text if equals else (rest.pop(0) if rest else "")
-        if not text.isdigit() or int(text) < 1:
-            raise UsageError(f"--{name} must be an integer of at least 1, got {text!r}.")
+        if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= _MOST[name]:
+            raise UsageError(
+                f"--{name} must be an integer from 1 to {_MOST[name]}, got {text[:40]!r}."
+            )
         options[name] = int(text)
     if "processes" not in options:
         raise UsageError(f"launch needs the number of processes. Usage: {USAGE}")
@@ -177,7 +183,8 @@ class Group:
 
 def _copy(source: IO[bytes], target: Any, prefix: str) -> None:
     """Copies lines as they arrive; each is written in one piece."""
-    with source:
+    # The processes go on if nobody reads their output.
+    with source, contextlib.suppress(BrokenPipeError):
         for line in source:
             if _NOISE not in line:
                 target.write(prefix + line.decode(errors="replace"))

@@ -7,12 +7,14 @@ JAX is imported only by the commands that need it: help, usage errors, `tekoa in
 import contextlib
 import dataclasses
 import importlib
+import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import tekoa
-from tekoa.core.messages import did_you_mean
+from tekoa.core import files, messages
 from tekoa.estimator.cli import flags, processes
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.store.commit import paths
@@ -90,9 +92,11 @@ _HELP_WORDS = {"--help", "-h", "help"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    _quote_names_in_logs()
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # Reports a closed pipe while the exit code can still be set.
+        if sys.stdout is not None:
+            sys.stdout.flush()  # Reports a closed pipe while the exit code can still be set.
     except BaseException as error:
         code = _report(error)
         if code is None:
@@ -117,7 +121,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _run_model(_BY_NAME[choose_command(config)], words, config)
     name, *words = words
     if name not in _BY_NAME:
-        hint = did_you_mean(name, _BY_NAME)
+        hint = messages.did_you_mean(name, _BY_NAME)
         raise flags.UsageError(
             f"Unknown command {name!r}.{hint} Run `tekoa --help` for a list of commands."
         )
@@ -177,30 +181,57 @@ def _interrupts_deferred() -> Iterator[None]:
 
     with signals.stop_flag() as flag:
         yield
-    if flag.is_set():
-        raise KeyboardInterrupt
+    if flag.signal is not None:
+        raise _EndedError(flag.signal)
+
+
+class _EndedError(Exception):
+    """A signal ended the command before it did anything."""
+
+    def __init__(self, number: signal.Signals):
+        super().__init__(f"ended by {number.name}; nothing was saved.")
+        self.exit_code = 128 + number
+
+
+def _quote_names_in_logs() -> None:
+    """Escapes control characters in the lines that Python logs to standard error by itself."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Formatter())
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return messages.printable(super().format(record))
 
 
 def _report(error: BaseException) -> int | None:
     """Prints an expected error and returns its exit code; returns None for any other."""
-    if isinstance(error, BrokenPipeError):
-        # Python would fail again when it flushes standard output at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        if isinstance(error, BrokenPipeError):
+            raise error
+        code = _exit_code(error)
+        if code is not None:
+            text = "interrupted." if isinstance(error, KeyboardInterrupt) else str(error)
+            print(messages.printable(f"tekoa: {text}"), file=sys.stderr, flush=True)
+        return code
+    except BrokenPipeError:
+        # Python would fail again when it flushes its output at exit.
+        for fd in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
         return ExitCode.PIPE
-    if isinstance(error, KeyboardInterrupt):
-        print("tekoa: interrupted.", file=sys.stderr)
-        return ExitCode.INTERRUPTED
-    code = _exit_code(error)
-    if code is not None:
-        print(f"tekoa: {error}", file=sys.stderr)
-    return code
 
 
 def _exit_code(error: BaseException) -> int | None:
     from tekoa.hosts import HostsError
     from tekoa.store.errors import StoreError
 
-    if isinstance(error, (flags.UsageError, StoreError, HostsError)):
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if isinstance(error, _EndedError):
+        return error.exit_code
+    if isinstance(error, InterruptedError):  # An evaluation or a prediction was stopped.
+        return ExitCode.STOPPED
+    if isinstance(error, (flags.UsageError, files.PathError, StoreError, HostsError)):
         return error.exit_code
     if isinstance(error, PermissionError):
         return ExitCode.USAGE

@@ -1,13 +1,14 @@
 """Mean metrics, evaluators and predictors for model files in the long form."""
 
 import os
-import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+
+from tekoa.core import files
 
 ProcFn = Callable[[Any], Iterable[Any]]
 EvalFn = Callable[[Sequence[Any], Sequence[Any]], Any]
@@ -147,7 +148,7 @@ class Predictor:
         post_str: str | None = None,
     ):
         self._proc_fn = proc_fn
-        self.output_path = None if output_path is None else pathlib.Path(output_path).expanduser()
+        self.output_path = None if output_path is None else files.local_path(output_path)
         self._header = [] if pre_str is None else [pre_str]  # Emptied once written.
         self._footer = [] if post_str is None else [post_str]
         self._file: TextIO | None = None

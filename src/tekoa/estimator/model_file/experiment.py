@@ -11,7 +11,7 @@ from typing import Any
 
 import optax
 
-from tekoa.core import messages
+from tekoa.core import files, messages
 from tekoa.data import Info
 from tekoa.estimator.cli.flags import UsageError
 
@@ -96,8 +96,9 @@ def load_module(name: str | None) -> types.ModuleType:
         )
     if name in BUNDLED:
         return importlib.import_module(f"tekoa.models.{name}")
+    path = files.local_path(name)
     try:
-        return _import_file(pathlib.Path(name)) if name.endswith(".py") else _import(name)
+        return _import_file(path) if name.endswith(".py") else _import(name)
     except UsageError:
         raise
     except Exception as error:

@@ -4,7 +4,6 @@ import functools
 import inspect
 import logging
 import math
-import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import optax
 
 from tekoa.bridges.scales import find_scales as find_scales
-from tekoa.core import messages
+from tekoa.core import messages, rules
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.optim import groups
 from tekoa.optim.amos import assign_map, transform
@@ -112,9 +111,9 @@ def parse_groups(text: str | None) -> dict[str, Any]:
         pattern, _, value = (word.strip() for word in part.rpartition("="))
         is_frozen = value == "freeze"
         try:
-            re.compile(pattern)
+            rules.compile_rules({pattern: value})
             rate = 1.0 if is_frozen else float(value)
-        except (re.error, ValueError):
+        except ValueError:
             rate = math.nan
         if not pattern or not 0 < rate < math.inf:
             raise UsageError(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Literal, TextIO
 
 from tekoa import hosts
+from tekoa.core import files
 from tekoa.estimator.cli.flags import RunConfig
 from tekoa.estimator.model_file.program import Program, program_of
 from tekoa.estimator.modes import dry_run, watch
@@ -51,7 +52,9 @@ def run_predict(config: RunConfig) -> int:
     with signals.stop_flag() as stop_flag, _open_output(run.config.pred_output) as out:
         for result in program.predictions(str(step_dir), stop_flag):
             print(result, file=out)
-    return signals.EXIT_STOPPED if stop_flag.is_set() else 0
+        if stop_flag.is_set():
+            raise InterruptedError("Stopped before the end of the data. Run it again.")
+    return 0
 
 
 def run_scales(config: RunConfig) -> int:
@@ -78,7 +81,7 @@ def _open_output(path: str | None) -> Iterator[TextIO]:
     if path is None or not hosts.current().is_writer:
         yield sys.stdout
         return
-    part = pathlib.Path(f"{path}.part")
+    part = files.local_path(f"{path}.part")
     with part.open("w") as file:
         yield file
-    os.replace(part, path)
+    os.replace(part, files.local_path(path))

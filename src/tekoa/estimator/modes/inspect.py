@@ -3,12 +3,15 @@
 import json
 import math
 import pathlib
+from collections.abc import Iterator
 
-from tekoa.core.messages import array_text
+from tekoa.core import files
+from tekoa.core.messages import array_text, printable
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.run import run_files
-from tekoa.store.commit import paths
+from tekoa.store import errors
+from tekoa.store.commit import durable, paths, score
 from tekoa.store.read import inspect
 
 
@@ -19,52 +22,77 @@ def run_inspect(directory: str, config: RunConfig) -> int:
         UsageError: If the directory does not exist or contains no checkpoints.
     """
     del config
-    path = pathlib.Path(directory).expanduser().absolute()
+    path = files.local_path(directory).absolute()
     if not path.is_dir():
         raise UsageError(f"Directory {directory!r} does not exist.")
     steps = inspect.inspect(path, verify="full")
     if not steps:
         raise UsageError(f"{directory!r} contains no checkpoints.")
     is_step = paths.parse_step(path.name) is not None
-    facts = run_files.read_facts(path.parent if is_step else path)
-    if facts:
-        versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-        print(f"model {facts['model']}, seed {facts['random_seed']}, {versions}")
-        print(f"settings {json.dumps(facts['settings'])}")
+    is_damaged = any(info.problem for info in steps)
+    try:
+        _print_run(path.parent if is_step else path)
+    except errors.DamagedError as error:
+        is_damaged = True
+        print(printable(error))
     print(f"{'step':>10} {'format':8} {'MB':>9}  state")
     for info in steps:
         _print_step(info)
     if is_step:
         _print_arrays(path)
-    for score in sorted(path.glob("**/score")):
-        best_steps = paths.list_steps(score.parent)
-        print(f"best {score.parent.relative_to(path)}: {score.read_text()} (steps {best_steps})")
-    return ExitCode.DAMAGED if any(info.problem for info in steps) else ExitCode.SUCCESS
+    for folder in _best_folders(path):
+        try:
+            value = score.BestScore(folder / score.NAME, mode="max").value
+        except errors.DamagedError as error:
+            is_damaged = True
+            print(printable(error))
+            continue
+        place = printable(folder.relative_to(path))
+        print(f"best {place}: {value} (steps {paths.list_steps(folder)})")
+    return ExitCode.DAMAGED if is_damaged else ExitCode.SUCCESS
+
+
+def _print_run(model_dir: pathlib.Path) -> None:
+    """Prints the model, seed, versions and settings of the run, if they are known."""
+    facts = run_files.read_facts(model_dir)
+    if facts:
+        versions = (f"{name} {version}" for name, version in facts.get("versions", {}).items())
+        about = (f"model {facts.get('model')}", f"seed {facts.get('random_seed')}", *versions)
+        print(printable(", ".join(about)))
+        print(f"settings {json.dumps(facts.get('settings'))}")
+
+
+def _best_folders(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the directories below that contain a score; links are not followed."""
+    for name, is_dir in durable.walk(path):
+        if not is_dir and pathlib.PurePath(name).name == score.NAME:
+            yield (path / name).parent
 
 
 def _print_step(info: inspect.StepInfo) -> None:
     state = info.problem or "valid, checksums match"
     if not info.problem and not (info.path / paths.MANIFEST).exists():
         state = "written by another program, no checksums"
-    print(f"{info.step:>10} {info.format:8} {info.n_bytes / 1e6:>9.3f}  {state}")
+    print(f"{info.step:>10} {printable(info.format):8} {info.n_bytes / 1e6:>9.3f}  ", end="")
+    print(printable(state))
     for name, value in info.metrics.items():
-        print(f"{'':30} {name} {value:.6g}")
+        print(f"{'':30} {printable(name)} {value:.6g}")
 
 
 def _print_arrays(path: pathlib.Path) -> None:
     """Prints every parameter, and the total size of each item of the checkpoint."""
     try:
-        leaves = json.loads((path / paths.INDEX).read_text())["leaves"]
-    except (OSError, ValueError, KeyError):
-        return  # Written by another program, or damaged.
+        leaves = inspect.read_index(path).get("leaves", [])
+    except errors.DamagedError:
+        return  # Reported with the step.
     sizes: dict[str, list[int]] = {}
-    for (item, *name), shape, dtype, *_ in leaves:
+    for (item, *name), shape, dtype in leaves:
         sizes.setdefault(item, []).append(math.prod(shape))
         if item == "model_params":
-            print(f"{'':10} {'/'.join(name)} {array_text(dtype, shape)}")
+            print(f"{'':10} {printable('/'.join(name))} {printable(array_text(dtype, shape))}")
     for item, item_sizes in sizes.items():
         numbers, arrays = _plural(sum(item_sizes), "number"), _plural(len(item_sizes), "array")
-        print(f"{'':10} {item}: {numbers} in {arrays}")
+        print(f"{'':10} {printable(item)}: {numbers} in {arrays}")
 
 
 def _plural(n: int, noun: str) -> str:

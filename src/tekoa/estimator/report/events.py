@@ -6,9 +6,12 @@ A file that is still being written may end within a record; its complete records
 """
 
 import pathlib
-import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from tekoa.core import files
+from tekoa.data.readers import tfrecord
+from tekoa.store import errors
 
 PREFIX = "events.out.tfevents."
 
@@ -26,41 +29,58 @@ class Point(NamedTuple):
 Curves = dict[str, list[Point]]
 
 
-def read_curves(directory: pathlib.Path) -> Curves:
-    """Reads the points of every tag, in order of their steps."""
+def read_curves(directory: pathlib.Path, problems: list[str] | None = None) -> Curves:
+    """Reads the points of every tag, in order of their steps.
+
+    Args:
+        directory: The directory of the files.
+        problems: If set, a line is added for each damaged file, and its points up to the damage
+            are used.
+
+    Raises:
+        errors.DamagedError: If a file is damaged and `problems` is None.
+    """
     curves: dict[str, dict[int, Point]] = {}
     for start, path in enumerate(sorted(directory.glob(f"{PREFIX}*"))):
-        for event in _events(path):
-            if event.session_log.status == event.session_log.START:
-                for tag, points in curves.items():
-                    curves[tag] = {n: point for n, point in points.items() if n < event.step}
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    curves.setdefault(value.tag, {})[event.step] = Point(
-                        event.step, event.wall_time, value.simple_value, start, value.node_name
-                    )
+        try:
+            for event in _events(path):
+                _add_points(curves, event, start)
+        except errors.DamagedError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
     return {tag: sorted(points.values()) for tag, points in curves.items() if points}
 
 
+def _add_points(curves: dict[str, dict[int, Point]], event: Any, start: int) -> None:
+    if event.session_log.status == event.session_log.START:
+        for tag, points in curves.items():
+            curves[tag] = {n: point for n, point in points.items() if n < event.step}
+    for value in event.summary.value:
+        if value.HasField("simple_value"):
+            curves.setdefault(value.tag, {})[event.step] = Point(
+                event.step, event.wall_time, value.simple_value, start, value.node_name
+            )
+
+
 def _events(path: pathlib.Path) -> Iterator[Any]:
+    """Yields the events up to the first that is incomplete.
+
+    Raises:
+        errors.DamagedError: If the file is damaged in another way.
+    """
     from google.protobuf.message import DecodeError
     from tensorboardX.proto import event_pb2
 
     protos: Any = event_pb2  # Its classes are created at import, without types.
-    for record in _records(path.read_bytes()):
-        try:
-            yield protos.Event.FromString(record)
-        except DecodeError:
-            return
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """Yields the data of each record: length, its checksum, data, checksum of the data."""
-    start = 0
-    while start + 12 <= len(data):
-        (size,) = struct.unpack_from("<Q", data, start)
-        end = start + 12 + size + 4
-        if end > len(data):
-            return
-        yield data[start + 12 : end - 4]
-        start = end
+    at = 0
+    try:
+        with files.open_regular(path) as file:
+            while (record := tfrecord.read_record(file)) is not None:
+                yield protos.Event.FromString(record)
+                at = file.tell()
+    except tfrecord.TruncatedRecordError:
+        return
+    except (tfrecord.RecordError, DecodeError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise errors.DamagedError(f"{path}: is damaged at byte {at}: {reason}.") from None

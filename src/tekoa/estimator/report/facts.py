@@ -5,13 +5,18 @@ import dataclasses
 import os
 import pathlib
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from tekoa.estimator.report import events
 from tekoa.estimator.report.events import Curves
 from tekoa.estimator.run import run_files
+from tekoa.store import errors
 from tekoa.store.commit import lease, paths
+from tekoa.store.commit import score as score_lib
 from tekoa.store.read import inspect
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,13 +26,13 @@ class Best:
     Attributes:
         place: Their directory, relative to the model directory.
         metric: Name of the metric.
-        score: The best value, as stored; None if there is none yet.
+        score: The best value; None if there is none yet.
         step: The step with that value; None if there is none yet.
     """
 
     place: str
     metric: str
-    score: str | None
+    score: float | None
     step: int | None
 
 
@@ -43,6 +48,7 @@ class RunFacts:
         curves: Scalars by directory of TensorBoard files ("train", "eval" ...), then by tag.
         checkpoints: Checkpoints by directory ("" for the run's own), in order of steps.
         best: The best checkpoints, by metric.
+        problems: A line about each damaged file, except checkpoints.
     """
 
     directory: pathlib.Path
@@ -52,6 +58,7 @@ class RunFacts:
     curves: dict[str, Curves]
     checkpoints: dict[str, list[inspect.StepInfo]]
     best: list[Best]
+    problems: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -72,24 +79,43 @@ def gather(directory: pathlib.Path) -> RunFacts:
     Checkpoints are verified by file size only; `tekoa inspect` reads every byte.
     """
     folders = _folders(directory)
-    curves = {place: events.read_curves(folder) for place, folder in folders.items()}
+    problems: list[str] = []
+    curves = {place: events.read_curves(folder, problems) for place, folder in folders.items()}
     checkpoints = {place: _steps_of(folder) for place, folder in folders.items()}
     return RunFacts(
         directory=directory,
-        record=run_files.read_facts(directory),
-        end_step=run_files.last_step(directory),
+        record=_if_valid(lambda: run_files.read_facts(directory), problems) or {},
+        end_step=_if_valid(lambda: run_files.last_step(directory), problems),
         is_running=_is_running(directory),
         curves={place: by_tag for place, by_tag in curves.items() if by_tag},
         checkpoints={place: steps for place, steps in checkpoints.items() if steps},
-        best=[_best(p, f) for p, f in folders.items() if f.name.startswith(("high_", "low_"))],
+        best=[
+            _best(place, folder, problems)
+            for place, folder in folders.items()
+            if folder.name.startswith(("high_", "low_"))
+        ],
+        problems=problems,
     )
+
+
+def _if_valid(read: Callable[[], T], problems: list[str]) -> T | None:
+    """Returns what a function reads; if the file is damaged, adds a line and returns None."""
+    try:
+        return read()
+    except errors.DamagedError as error:
+        problems.append(str(error))
+        return None
 
 
 def _folders(directory: pathlib.Path) -> dict[str, pathlib.Path]:
     """Returns all directories of a run except checkpoints, by relative path ("" for itself)."""
     folders = [directory]
     for folder, subfolders, _ in os.walk(directory):
-        subfolders[:] = [n for n in subfolders if not n.startswith(("checkpoint_", "."))]
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if not name.startswith(("checkpoint_", ".")) and not os.path.islink(f"{folder}/{name}")
+        ]
         folders += [pathlib.Path(folder, n) for n in subfolders]
     return {"/".join(f.relative_to(directory).parts): f for f in sorted(folders)}
 
@@ -103,11 +129,9 @@ def _steps_of(folder: pathlib.Path) -> list[inspect.StepInfo]:
     return [info for info in infos if info.path.exists()]
 
 
-def _best(place: str, folder: pathlib.Path) -> Best:
-    try:
-        score = (folder / "score").read_text()
-    except FileNotFoundError:
-        score = None
+def _best(place: str, folder: pathlib.Path, problems: list[str]) -> Best:
+    path = folder / score_lib.NAME
+    score = _if_valid(lambda: score_lib.BestScore(path, mode="max").value, problems)
     return Best(
         place=place,
         metric=folder.name.partition("_")[2],
@@ -118,7 +142,7 @@ def _best(place: str, folder: pathlib.Path) -> Best:
 
 def _is_running(directory: pathlib.Path) -> bool:
     try:
-        renewed_at = (directory / lease.NAME).stat().st_mtime
+        renewed_at = (directory / lease.NAME).lstat().st_mtime
     except FileNotFoundError:
         return False
     return time.time() - renewed_at < lease.STALE_SECONDS

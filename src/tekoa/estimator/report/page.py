@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 
+from tekoa.core import files, messages
+from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.report import sections
 from tekoa.estimator.report.charts import number
@@ -30,12 +32,17 @@ def run_page(directory: str, config: RunConfig) -> int:
     Raises:
         UsageError: If there is nothing to show, or the file cannot be written.
     """
+    facts = _facts(directory)
+    for problem in facts.problems:
+        print(messages.printable(problem), file=sys.stderr)
+    code = ExitCode.DAMAGED if facts.problems else ExitCode.SUCCESS
     if config.out == "-":
-        sys.stdout.write(render(_facts(directory)))
-        return 0
-    target = write_page(directory, config.out)
-    print(f"Wrote {_relative(target)} ({target.stat().st_size / 1e3:.0f} kB).")
-    return 0
+        sys.stdout.write(render(facts))
+        return code
+    target = _write(facts, config.out)
+    size = target.stat().st_size
+    print(messages.printable(f"Wrote {_relative(target)} ({size / 1e3:.0f} kB)."))
+    return code
 
 
 def write_page(directory: str | os.PathLike[str], out: str | None = None) -> pathlib.Path:
@@ -44,18 +51,21 @@ def write_page(directory: str | os.PathLike[str], out: str | None = None) -> pat
     Returns:
         The file that was written.
     """
-    text = render(_facts(directory))
-    path = pathlib.Path(directory).expanduser().absolute()
-    target = pathlib.Path(out).expanduser().absolute() if out else _default_target(path)
+    return _write(_facts(directory), out)
+
+
+def _write(facts: RunFacts, out: str | None) -> pathlib.Path:
+    text = render(facts)
+    target = files.local_path(out).absolute() if out else _default_target(facts.directory)
     try:
-        durable.replace(target, text.encode())
+        durable.replace(target, text.encode(errors="backslashreplace"))
     except OSError as error:
         raise UsageError(f"Cannot write --out={target}: {error}.") from None
     return target
 
 
 def _facts(directory: str | os.PathLike[str]) -> RunFacts:
-    path = pathlib.Path(directory).expanduser().absolute()
+    path = files.local_path(directory).absolute()
     if not path.is_dir():
         raise UsageError(f"Directory {str(directory)!r} does not exist.")
     facts = gather(path)
@@ -155,7 +165,7 @@ def _tiles(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
     for best in facts.best:
         if best.score is not None and best.step is not None:
             name = f"best {html.escape(best.metric)}"
-            yield name, number(float(best.score)), f"at step {best.step:,}"
+            yield name, number(best.score), f"at step {best.step:,}"
     times = sections.step_times(facts)
     if times:
         recent = statistics.median(point.value for point in times[-20:])

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tekoa.core import messages
 from tekoa.estimator.cli.flags import RunConfig
 from tekoa.estimator.report import charts as charts_lib
 from tekoa.estimator.report.charts import Series, number
@@ -272,6 +273,8 @@ def duration(value: float) -> str:
     >>> duration(4.25), duration(130), duration(7260)
     ('4.2 s', '2 min 10 s', '2 h 1 min')
     """
+    if not math.isfinite(value):
+        return "unknown"
     if value < 60:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
@@ -282,8 +285,11 @@ def duration(value: float) -> str:
 
 def clock(seconds: float) -> str:
     """Formats seconds since 1970 as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return "unknown"
 
 
 def _text(value: Any) -> str:
-    return html.escape(str(value))
+    return html.escape(messages.printable(value))

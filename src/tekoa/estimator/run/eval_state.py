@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tekoa import hosts
-from tekoa.core import objective
+from tekoa.core import files, objective
 from tekoa.core.model import ModelFns
 from tekoa.core.state import Health, TrainState
 from tekoa.core.trees import PyTree
@@ -117,7 +117,7 @@ def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.P
     """
     path = model_dir
     if checkpoint_path is not None:
-        path = pathlib.Path(checkpoint_path).expanduser().absolute()
+        path = files.local_path(checkpoint_path).absolute()
         if path.is_file() and path.name == paths.T5X:
             path = path.parent
         if not path.is_dir():

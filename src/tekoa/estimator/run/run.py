@@ -17,6 +17,7 @@ import jax
 
 import tekoa
 from tekoa import hosts
+from tekoa.core import files
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.cli.overrides import apply_overrides
 from tekoa.estimator.model_file import experiment as modules
@@ -68,7 +69,7 @@ def open_run(config: RunConfig) -> Run:
         config=config,
         module=module,
         settings=apply_overrides(config_module.get_config(), config.overrides),
-        model_dir=pathlib.Path(config.model_dir).expanduser().absolute(),
+        model_dir=files.local_path(config.model_dir).absolute(),
     )
 
 

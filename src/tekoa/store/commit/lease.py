@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import durable
 
@@ -105,7 +106,7 @@ def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
         errors.LeaseHeldError: If another living process holds it, within 5 seconds.
         errors.StoreError: If the directory is not writable.
     """
-    path = pathlib.Path(directory)
+    path = files.local_path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
         path = path.resolve()
@@ -150,7 +151,7 @@ def break_lease(directory: str | os.PathLike[str]) -> bool:
     Returns:
         Whether there was one. Its holder, if alive, can no longer commit.
     """
-    path = pathlib.Path(directory).resolve()
+    path = files.local_path(directory).resolve()
     with _locked(path):
         try:
             (path / NAME).unlink()

@@ -14,10 +14,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from tekoa.core import files as files_lib
 from tekoa.store import errors
 from tekoa.store.commit import durable, paths
 
 VERSION = 1
+_MAX_BYTES = 2**26
 Verify = Literal["none", "size", "full"]
 
 # In the file the format is called `layout`, and our own format is called 'tekoa'.
@@ -107,7 +109,13 @@ def read(directory: str | os.PathLike[str]) -> Manifest:
         errors.NewerVersionError: If a later version of Tekoa wrote it.
     """
     path = pathlib.Path(directory) / paths.MANIFEST
-    return parse(path.read_bytes(), path)
+    try:
+        data = files_lib.read_bytes(path, max_bytes=_MAX_BYTES)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise errors.DamagedError(f"{path}: cannot be read: {error.strerror}.") from None
+    return parse(data, path)
 
 
 def parse(data: bytes, path: pathlib.Path) -> Manifest:
@@ -160,9 +168,11 @@ def check(directory: str | os.PathLike[str], manifest: Manifest, verify: Verify)
     for name, (size, _) in manifest.files.items():
         path = directory / name
         try:
-            n_bytes = os.stat(path, follow_symlinks=False).st_size
+            n_bytes = files_lib.size(path)
         except (FileNotFoundError, NotADirectoryError):
             raise errors.DamagedError(f"{path}: the file is missing.") from None
+        except OSError as error:
+            raise errors.DamagedError(f"{path}: {error.strerror}.") from None
         if n_bytes != size:
             raise errors.DamagedError(f"{path}: has {n_bytes} bytes, the manifest says {size}.")
     if verify == "size":

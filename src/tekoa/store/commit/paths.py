@@ -13,6 +13,8 @@ import re
 import uuid
 from typing import Literal
 
+from tekoa.core import files
+
 _log = logging.getLogger("tekoa.store")
 Kind = Literal["tmp", "bad", "trash"]
 
@@ -20,6 +22,7 @@ Kind = Literal["tmp", "bad", "trash"]
 MANIFEST = "tekoa.manifest"
 INDEX = "tekoa.json"
 T5X = "checkpoint"
+MAX_INDEX_BYTES = 2**28
 
 _STEP = re.compile(r"checkpoint_(0|[1-9][0-9]*)")
 _UNFINISHED = re.compile(r"checkpoint_[0-9]+\.(tmp|bad)-[0-9a-f]{32}|\.(trash)-[0-9a-f]{32}")
@@ -36,7 +39,7 @@ def step_dir(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
     """
     if step < 0:
         raise ValueError(f"A step number cannot be negative, got {step}.")
-    return pathlib.Path(directory) / f"checkpoint_{step}"
+    return files.local_path(directory) / f"checkpoint_{step}"
 
 
 def parse_step(name: str) -> int | None:
@@ -56,7 +59,7 @@ def list_steps(directory: str | os.PathLike[str]) -> list[int]:
     """
     steps = []
     try:
-        with os.scandir(directory) as entries:
+        with os.scandir(files.local_path(directory)) as entries:
             for entry in entries:
                 step = parse_step(entry.name)
                 if step is not None and entry.is_dir():

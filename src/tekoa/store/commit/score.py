@@ -8,12 +8,15 @@ checkpoint again.
 import math
 import operator
 import os
-import pathlib
 from typing import Literal
 
 from tekoa import hosts
+from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import durable
+
+NAME = "score"
+_MAX_BYTES = 2**12
 
 
 class BestScore:
@@ -32,7 +35,7 @@ class BestScore:
     def __init__(self, path: str | os.PathLike[str], *, mode: Literal["min", "max"]):
         if mode not in ("min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
-        self._path = pathlib.Path(path)
+        self._path = files.local_path(path)
         self._better = operator.lt if mode == "min" else operator.gt
         self._value = self._read()
 
@@ -71,14 +74,13 @@ class BestScore:
 
     def _read(self) -> float | None:
         try:
-            text = self._path.read_text()
+            text = files.read_bytes(self._path, max_bytes=_MAX_BYTES).decode()
+            value = float(text)
         except FileNotFoundError:
             return None
-        try:
-            value = float(text)
-        except ValueError:
+        except (OSError, ValueError) as error:
             raise errors.DamagedError(
-                f"{self._path}: {text[:50]!r} is not a number. Write the best score so far into "
+                f"{self._path}: is not a number ({error}). Write the best score so far into "
                 "this file, or delete it to start from scratch."
             ) from None
         return value if math.isfinite(value) else None

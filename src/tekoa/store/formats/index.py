@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tekoa.core import trees
+from tekoa.core import files, trees
 from tekoa.store import errors
 from tekoa.store.commit import paths
 from tekoa.store.commit.identity import CommitId
@@ -79,7 +79,7 @@ def read_index(directory: pathlib.Path) -> Index:
     """
     path = directory / paths.INDEX
     try:
-        body = json.loads(path.read_text())
+        body = files.read_json(path, max_bytes=paths.MAX_INDEX_BYTES)
         leaves = [_parse_leaf(*fields) for fields in body["leaves"]]
         index = Index(
             step=body["step"],

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from tekoa import hosts
+from tekoa.core import files as files_lib
 from tekoa.core import trees
 from tekoa.store import errors
 from tekoa.store.commit import durable, identity, manifest, paths
@@ -36,7 +37,7 @@ def open_step(
         errors.DamagedError: If it is incomplete, or not a checkpoint at all.
         errors.NewerVersionError: If a later version of Tekoa wrote it.
     """
-    path = pathlib.Path(path)
+    path = files_lib.local_path(path)
     for name, _ in durable.walk(path):
         if (path / name).is_symlink():
             raise errors.UnsafeError(f"{path / name}: is a link; links are not followed.")

@@ -13,6 +13,7 @@ import re
 import uuid
 from collections.abc import Iterator
 
+from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import durable, paths
 
@@ -41,7 +42,7 @@ def pinned(
         errors.StepGoneError: If the step does not exist, or disappears while it is linked.
     """
     source = paths.step_dir(directory, step)
-    pin = pathlib.Path(own) / f"{_PREFIX}{uuid.uuid4().hex}"
+    pin = files.local_path(own) / f"{_PREFIX}{uuid.uuid4().hex}"
     try:
         yield _link(source, pin / source.name)
     finally:

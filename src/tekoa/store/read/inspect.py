@@ -1,13 +1,15 @@
 """The contents of a directory of checkpoints, listed without JAX."""
 
+import contextlib
 import dataclasses
-import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
+from tekoa.core import files
 from tekoa.store import errors
-from tekoa.store.commit import manifest, paths
+from tekoa.store.commit import durable, manifest, paths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,24 +44,25 @@ def inspect(
         directory: A directory of steps, or one step.
         verify: How thoroughly to check the files.
     """
-    path = pathlib.Path(directory).absolute()
+    path = files.local_path(directory).absolute()
     step = paths.parse_step(path.name)
     if step is not None and path.is_dir():
-        return [_inspect_step(path, step, verify)]
+        return [_inspect_step(path.resolve(), step, verify)]
     return [
         _inspect_step(paths.step_dir(path, step), step, verify) for step in paths.list_steps(path)
     ]
 
 
 def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> StepInfo:
-    format, problem, index = "unknown", "", {}
+    format, problem, index, n_bytes = "unknown", "", {}, 0
     try:
+        if path.is_symlink():
+            raise errors.UnsafeError(f"{path}: is a link; links are not followed.")
+        n_bytes = sum(_sizes(path))
         sealed = manifest.read(path)
         format = sealed.format
         manifest.check(path, sealed, verify)
-        # A step written by `t5x.write` has a manifest but no index.
-        if (path / paths.INDEX).exists():
-            index = json.loads((path / paths.INDEX).read_text())
+        index = read_index(path)
     except FileNotFoundError:
         if (path / paths.T5X).is_file():
             format = "t5x"
@@ -67,7 +70,8 @@ def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> Ste
             problem = "has no manifest"
     except errors.StoreError as error:
         problem = str(error)
-    n_bytes = sum(file.lstat().st_size for file in path.rglob("*"))
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
     return StepInfo(
         step=step,
         path=path,
@@ -77,3 +81,35 @@ def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> Ste
         meta=index.get("meta", {}),
         metrics=index.get("metrics", {}),
     )
+
+
+def _sizes(path: pathlib.Path) -> Iterator[int]:
+    for name, _ in durable.walk(path):
+        # A step may be removed by its writer in the meantime.
+        with contextlib.suppress(FileNotFoundError):
+            yield (path / name).lstat().st_size
+
+
+def read_index(path: pathlib.Path) -> dict[str, Any]:
+    """Reads the index of a step without JAX; empty if there is none, as in T5X's own steps.
+
+    Raises:
+        errors.DamagedError: If it is unreadable.
+    """
+    try:
+        index = files.read_json(path / paths.INDEX, max_bytes=paths.MAX_INDEX_BYTES)
+        for name, kind in {"meta": dict, "metrics": dict, "leaves": list}.items():
+            if not isinstance(index.setdefault(name, kind()), kind):
+                raise ValueError(f"{name} is a {type(index[name]).__name__}")
+        index["metrics"] = {name: float(value) for name, value in index["metrics"].items()}
+        index["leaves"] = [_leaf(*leaf) for leaf in index["leaves"]]
+        return index
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, OverflowError) as error:
+        reason = f"{path / paths.INDEX}: the index is unreadable: {error!r}."
+        raise errors.DamagedError(reason) from None
+
+
+def _leaf(name: Any, shape: Any, dtype: Any, *_: Any) -> tuple[tuple[str, ...], list[int], str]:
+    return tuple(map(str, name)), [int(n) for n in shape], str(dtype)

@@ -1,11 +1,10 @@
 """Checkpoints as plain nested dicts of numpy arrays, without a model's classes."""
 
 import os
-import pathlib
 from collections.abc import Collection
 from typing import Any
 
-from tekoa.core import trees
+from tekoa.core import files, trees
 from tekoa.store import errors
 from tekoa.store.commit import manifest, paths
 from tekoa.store.formats.step import OpenStep, find, is_step, open_step
@@ -45,7 +44,7 @@ def open_newest(
     path: str | os.PathLike[str], *, step: int | None = None, verify: manifest.Verify = "full"
 ) -> OpenStep:
     """Opens the step that `load_checkpoint` would read; same arguments."""
-    path = pathlib.Path(path)
+    path = files.local_path(path)
     if path.is_file() and path.name == paths.T5X:
         path = path.parent
     if is_step(path):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tekoa import hosts
+from tekoa.core import files
 from tekoa.store.commit import commit, durable, identity, manifest, paths, retention
 from tekoa.store.commit.lease import Lease, acquire, held
 from tekoa.store.formats.step import Format, finish_step, is_committed, open_step, write_step
@@ -43,7 +44,7 @@ def copy_step(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -
         errors.DamagedError: If the step is incomplete.
         errors.LeaseHeldError: If another process is writing to the directory.
     """
-    source = pathlib.Path(path)
+    source = files.local_path(path)
     opened = open_step(source)
     index, target = opened.index, paths.step_dir(directory, opened.index.step)
     with writing(directory) as lease:
@@ -97,6 +98,7 @@ def convert(
     Raises:
         errors.StoreError: If there is no usable source, or the step already exists.
     """
+    directory = files.local_path(directory)
     opened = open_newest(source, step=step)
     index = opened.index
     values = opened.read(index.leaves, {})

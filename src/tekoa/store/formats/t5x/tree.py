@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tekoa import hosts
-from tekoa.core import trees
+from tekoa.core import files, trees
 from tekoa.store import errors
 from tekoa.store.commit import commit, manifest, paths
 from tekoa.store.commit.lease import held
@@ -85,7 +85,7 @@ def is_t5x(path: pathlib.Path) -> bool:
 
 def find(path: str | os.PathLike[str], step: int | None = None) -> pathlib.Path:
     """Returns the directory of the step that `read` would read."""
-    path = pathlib.Path(path).absolute()
+    path = files.local_path(path).absolute()
     if path.is_file() and path.name == paths.T5X:
         path = path.parent
     if is_t5x(path):
