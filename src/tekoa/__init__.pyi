@@ -17,6 +17,7 @@ from tekoa.core.metrics import Mean as Mean
 from tekoa.core.metrics import Totals as Totals
 from tekoa.core.model import ModelFns as ModelFns
 from tekoa.core.nonfinite import NonFiniteError as NonFiniteError
+from tekoa.core.reduction import ReductionError as ReductionError
 from tekoa.core.state import StepOutput as StepOutput
 from tekoa.core.state import TrainState as TrainState
 from tekoa.core.step import init_state as init_state

@@ -27,7 +27,7 @@ def token_mean(out, mask):
 
 
 def value_and_grad(loss, n_parts, **options):
-    loss_of = objective.make_objective(model_fns(PARAMS, linear), loss, **options)
+    loss_of = objective.Objective(model_fns(PARAMS, linear), loss, **options)
     run = jax.jit(objective.make_value_and_grad(loss_of, n_parts))
     return run(PARAMS, {}, (X, MASK), RNG)
 
@@ -55,7 +55,7 @@ def test_metrics_of_microbatches_add_up():
 
 
 def test_make_value_computes_the_same_loss():
-    loss_of = objective.make_objective(model_fns(PARAMS, linear), token_mean)
+    loss_of = objective.Objective(model_fns(PARAMS, linear), token_mean)
     value, *_ = value_and_grad(token_mean, 3)
     alone = jax.jit(objective.make_value(loss_of, 3))(PARAMS, {}, (X, MASK), RNG)
     assert float(alone) == pytest.approx(float(value), rel=1e-6)
@@ -63,14 +63,14 @@ def test_make_value_computes_the_same_loss():
 
 def test_without_a_loss_the_output_is_the_loss():
     fns = model_fns(PARAMS, lambda p, x: jnp.mean(linear(p, x)))
-    loss_of = objective.make_objective(fns, None)
+    loss_of = objective.Objective(fns, None)
     total, (count, _, means) = loss_of(PARAMS, {}, (X, ()), RNG)
     assert (float(total), float(count), means) == (pytest.approx(np.mean(X @ PARAMS["w"])), 1, {})
 
 
 def test_a_model_may_return_its_loss_with_metrics():
     fns = model_fns(PARAMS, lambda p, x: (jnp.mean(linear(p, x)), {"n": jnp.float32(2.0)}))
-    _, (_, _, means) = objective.make_objective(fns, None)(PARAMS, {}, (X, ()), RNG)
+    _, (_, _, means) = objective.Objective(fns, None)(PARAMS, {}, (X, ()), RNG)
     assert float(means["n"].compute()) == 2.0
 
 
@@ -101,7 +101,7 @@ def test_bf16_runs_the_model_in_bfloat16_and_the_loss_in_float32():
         return jnp.mean(out)
 
     fns = model_fns(lambda *_: (PARAMS, {}), apply)
-    loss_of = objective.make_objective(fns, loss, precision="bf16")
+    loss_of = objective.Objective(fns, loss, precision="bf16")
     variables = {"n": {"v": jnp.ones(())}}
     grads, (_, changed, _) = jax.grad(loss_of, has_aux=True)(PARAMS, variables, (X, MASK), RNG)
     assert seen == {"w": jnp.bfloat16, "x": jnp.bfloat16, "n": jnp.float32, "out": jnp.float32}
@@ -114,7 +114,7 @@ def test_microbatches_use_the_carry_of_their_rows():
     def apply(params, x, variables):
         return x @ params["w"], {"carry": variables["carry"] + x[:, 0]}
 
-    loss_of = objective.make_objective(model_fns(lambda *_: None, apply), row_mean)
+    loss_of = objective.Objective(model_fns(lambda *_: None, apply), row_mean)
     carry = np.arange(12, dtype=np.float32)
     run = objective.make_value_and_grad(loss_of, 3)
     _, _, variables, _ = run(PARAMS, {"carry": jnp.array(carry)}, (X, MASK), RNG)

@@ -345,7 +345,7 @@ def test_the_loss_is_the_same_with_accumulation(n_parts):
     fns = any_model.as_model_fns(experiment.model)
     batch = {**data.sample, "is_first": np.ones(4, bool)}
     params, variables = fns.init(jax.random.key(0), experiment.split(batch)[0])
-    loss_of = objective.make_objective(fns, experiment.loss, split=experiment.split)
+    loss_of = objective.Objective(fns, experiment.loss, split=experiment.split)
     value = jax.jit(objective.make_value(loss_of, n_parts))
     loss = value(params, variables, batch, jax.random.key(1))
     # The output layer of a new model is zero: all 67 words are equally likely. The loss is the

@@ -4,6 +4,7 @@ A loss is a total and a count, summed separately so that microbatches add up to 
 full batch, for means over rows and over tokens alike.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from tekoa.core import batch as batches
 from tekoa.core import metrics
 from tekoa.core.model import ModelFns, Variables, cast_like, run_model
+from tekoa.core.reduction import LOSS, Reduction, find_reductions, split_metrics
 from tekoa.core.trees import PyTree
 
 Precision = Literal["float32", "bf16"]
@@ -22,47 +24,86 @@ Split = Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
 CARRY = "carry"
 
 
-def make_objective(
-    model: ModelFns,
-    loss: Loss | None,
-    *,
-    precision: Precision = "float32",
-    split: Split = batches.split_batch,
-) -> Callable[..., Any]:
-    """Creates `f(params, variables, batch, rng) -> (total, (count, variables, metrics))`.
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """The loss of a batch as a function of the parameters.
 
-    The loss is total / count.
+    Attributes:
+        model: The model as pure functions.
+        loss: As for `make_train_step`.
+        precision: As for `make_train_step`.
+        split: Separates the inputs of a batch from its targets.
+        reduction: As for `make_train_step`.
     """
-    is_lowered = precision == "bf16"
 
-    def lower(tree: PyTree) -> PyTree:
-        return _cast(tree, jnp.float32, jnp.bfloat16) if is_lowered else tree
+    model: ModelFns
+    loss: Loss | None
+    precision: Precision = "float32"
+    split: Split = batches.split_batch
+    reduction: Reduction = "auto"
 
-    def objective(params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
-        inputs, targets = split(batch)
+    def __call__(self, params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
+        """Returns `(total, (count, variables, metrics))`; the loss is total / count."""
+        outputs, targets, changed = self._forward(params, variables, batch, rng)
+        if self.loss is not None:
+            value = self.loss(*outputs, *targets)
+        else:
+            value = outputs[0] if len(outputs) == 1 else outputs
+        mean, means = _read_loss(value, batches.n_rows(self.split(batch)[0]))
+        return mean.total, (mean.count, changed, means)
+
+    def _forward(self, params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
+        """Returns the model's outputs, the targets, and the changed variables."""
+        is_lowered = self.precision == "bf16"
+
+        def lower(tree: PyTree) -> PyTree:
+            return _cast(tree, jnp.float32, jnp.bfloat16) if is_lowered else tree
+
+        inputs, targets = self.split(batch)
         # Running averages stay float32: bfloat16 would lose their small updates.
         rest, carry = split_carry(variables)
-        lowered = merge_carry(rest, lower(carry))
         outputs, changed = run_model(
-            model, lower(params), lowered, lower(inputs), rng=rng, train=True
+            self.model,
+            lower(params),
+            merge_carry(rest, lower(carry)),
+            lower(inputs),
+            rng=rng,
+            train=True,
         )
         if is_lowered:
             outputs = _cast(outputs, jnp.bfloat16, jnp.float32)
             changed = cast_like(dict(variables), changed, "variables")
-        if loss is not None:
-            value = loss(*outputs, *targets)
-        else:
-            value = outputs[0] if len(outputs) == 1 else outputs
-        mean, means = _read_loss(value, batches.n_rows(inputs))
-        return mean.total, (mean.count, changed, means)
+        return outputs, targets, changed
 
-    return objective
+    def reductions(
+        self, n_parts: int, params: PyTree, variables: Variables, batch: Any, rng: jax.Array
+    ) -> dict[str, Reduction]:
+        """Returns how the loss (under `LOSS`) and its metrics combine from `n_parts` parts.
+
+        Raises:
+            ReductionError: If they do not; see `reduction.find_reductions`.
+        """
+        if self.reduction != "auto":
+            return {LOSS: self.reduction}
+
+        def arguments(variables: Variables, batch: Any) -> tuple[Any, ...]:
+            outputs, targets, _ = self._forward(params, variables, batch, rng)
+            if self.loss is None and isinstance(split_metrics(outputs)[0], metrics.Mean):
+                return ()
+            return (*outputs, *targets)
+
+        rest, carry = split_carry(variables)
+        parts = batches.microbatches((carry, batch), n_parts)
+        i_carry, i_batch = jax.tree.map(lambda x: x[0], parts)
+        whole = jax.eval_shape(arguments, variables, batch)
+        if self.loss is None and not whole:
+            return {LOSS: "mean"}  # A mean by declaration.
+        part = jax.eval_shape(arguments, merge_carry(rest, i_carry), i_batch)
+        return find_reductions(self.loss, whole, part)
 
 
 def _read_loss(value: Any, n_rows: int) -> tuple[metrics.Mean, dict[str, metrics.Mean]]:
-    loss, metric_values = value, {}
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
-        loss, metric_values = value
+    loss, metric_values = split_metrics(value)
     if not isinstance(loss, metrics.Mean):
         dtype = getattr(loss, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or jnp.shape(loss):
@@ -78,11 +119,11 @@ def _read_loss(value: Any, n_rows: int) -> tuple[metrics.Mean, dict[str, metrics
     }
 
 
-def make_value_and_grad(objective: Callable[..., Any], n_parts: int) -> Callable[..., Any]:
+def make_value_and_grad(objective: Objective, n_parts: int) -> Callable[..., Any]:
     """Creates `f(params, variables, batch, rng) -> (loss, gradients, variables, metrics)`.
 
     Args:
-        objective: The result of `make_objective`.
+        objective: The loss.
         n_parts: Number of microbatches. They run one after the other, so only the
             activations of one are in memory.
     """
@@ -92,14 +133,31 @@ def make_value_and_grad(objective: Callable[..., Any], n_parts: int) -> Callable
         if n_parts == 1:
             (total, (count, variables, means)), grads = part(params, variables, batch, rng)
         else:
+            reductions = objective.reductions(n_parts, params, variables, batch, rng)
             sums, variables = _sum_parts(part, n_parts, params, variables, batch, rng)
             (total, (count, means)), grads = sums
+            count, means = _combine(count, means, reductions, n_parts)
         return total / count, jax.tree.map(lambda g: g / count, grads), variables, means
 
     return value_and_grad
 
 
-def make_value(objective: Callable[..., Any], n_parts: int) -> Callable[..., jax.Array]:
+def _combine(
+    count: jax.Array,
+    means: dict[str, metrics.Mean],
+    reductions: Mapping[str, Reduction],
+    n_parts: int,
+) -> tuple[jax.Array, dict[str, metrics.Mean]]:
+    """Turns means over the parts into sums for a loss and metrics that are sums over rows."""
+    if reductions[LOSS] == "sum":
+        count = count / n_parts
+    return count, {
+        name: mean._replace(total=mean.total * n_parts) if reductions.get(name) == "sum" else mean
+        for name, mean in means.items()
+    }
+
+
+def make_value(objective: Objective, n_parts: int) -> Callable[..., jax.Array]:
     """Creates `f(params, variables, batch, rng) -> loss`, for line searches."""
 
     def part(*args: Any):
@@ -109,7 +167,9 @@ def make_value(objective: Callable[..., Any], n_parts: int) -> Callable[..., jax
         if n_parts == 1:
             total, (count, *_) = objective(params, variables, batch, rng)
         else:
+            reductions = objective.reductions(n_parts, params, variables, batch, rng)
             ((total, (count, _)), _), _ = _sum_parts(part, n_parts, params, variables, batch, rng)
+            count, _ = _combine(count, {}, reductions, n_parts)
         return total / count
 
     return value

@@ -14,6 +14,7 @@ import optax
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
 from tekoa.core.model import ModelFns, Variables, cast_like, run_model
+from tekoa.core.reduction import Reduction
 from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.trees import PyTree
 
@@ -86,6 +87,7 @@ def make_train_step(
     on_nan: nonfinite.OnNan = "stop",
     keep_grads: bool = False,
     split: objective.Split = batches.split_batch,
+    reduction: Reduction = "auto",
 ) -> Step:
     """Creates the training step.
 
@@ -97,7 +99,7 @@ def make_train_step(
         optimizer: Any optax transformation; `value`, `grad` and `value_fn` are passed to its
             update.
         accumulate: Number of microbatches whose gradients are accumulated for one update. The
-            result is that of the full batch.
+            result is that of the full batch, for a loss that is a mean or a sum over rows.
         ema: Decay of the moving average of the parameters, updated once per step.
         precision: "bf16" runs the model in bfloat16; parameters and slots stay float32.
         on_nan: What to do at NaN or Inf in loss, gradients or update. "stop" keeps the state of
@@ -105,20 +107,26 @@ def make_train_step(
             applies it and counts the step; "ignore" applies it.
         keep_grads: If true, the output includes the gradients.
         split: Separates the inputs of a batch from its targets.
+        reduction: Whether the loss is a "mean" or a "sum" over rows; only used to accumulate.
+            "auto" finds out by evaluating the loss on a few made-up rows.
 
     Returns:
-        `step(state, batch) -> (state, StepOutput)`, a pure function.
+        `step(state, batch) -> (state, StepOutput)`, a pure function. With `accumulate`, it raises
+        `ReductionError` when it is traced if the loss is neither a mean nor a sum over rows.
 
     Raises:
         ValueError: If an argument is out of range.
     """
+    _check_choice("reduction", reduction, Reduction)
     _check_choice("on_nan", on_nan, nonfinite.OnNan)
     _check_choice("precision", precision, objective.Precision)
     if accumulate < 1:
         raise ValueError(f"accumulate must be 1 or more, got {accumulate}.")
     if ema is not None and not 0 <= ema < 1:
         raise ValueError(f"ema must be in [0, 1), got {ema}.")
-    loss_of = objective.make_objective(model, loss, precision=precision, split=split)
+    loss_of = objective.Objective(
+        model, loss, precision=precision, split=split, reduction=reduction
+    )
     value_and_grad = objective.make_value_and_grad(loss_of, accumulate)
     value_alone = objective.make_value(loss_of, accumulate)
     tx = optax.with_extra_args_support(optimizer)

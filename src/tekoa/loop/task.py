@@ -15,6 +15,7 @@ from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
+from tekoa.core.reduction import Reduction
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 
@@ -30,6 +31,7 @@ class TrainTask:
             loss itself.
         apply: The function that runs the model, if the loop's `model` does not include it.
         split: Separates the inputs of a batch from its targets.
+        reduction: Whether the loss is a "mean" or a "sum" over rows, as for `make_train_step`.
     """
 
     optimizer: optax.GradientTransformation
@@ -37,6 +39,7 @@ class TrainTask:
     loss: Callable[..., Any] | None = None
     apply: Callable[..., Any] | None = None
     split: objective.Split = batches.split_batch
+    reduction: Reduction = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,7 @@ class ModelTraining:
         """Creates the state of a new model, with the metrics that the loss returns."""
         task, inputs = self._task, self._inputs(batch)
         state = steps.init_state(self._fns, task.optimizer, rng, inputs=inputs, ema=options.ema)
-        loss_of = objective.make_objective(self._fns, task.loss, split=task.split)
+        loss_of = objective.Objective(self._fns, task.loss, split=task.split)
         variables = objective.merge_carry(state.variables, state.carry)
         _, (_, _, means) = jax.eval_shape(loss_of, state.params, variables, batch, state.rng)
         return state.replace(sums=metrics.zeros(means))
@@ -145,6 +148,7 @@ class ModelTraining:
             task.loss,
             task.optimizer,
             split=task.split,
+            reduction=task.reduction,
             keep_grads=keep_grads,
             **dataclasses.asdict(options),
         )

@@ -238,10 +238,11 @@ def _exit_code(error: BaseException) -> int | None:
 
     # These import JAX.
     from tekoa.core.nonfinite import NonFiniteError
+    from tekoa.core.reduction import ReductionError
     from tekoa.data import DataError
     from tekoa.sharding.mesh import LayoutError
 
-    if isinstance(error, (DataError, LayoutError)):
+    if isinstance(error, (DataError, LayoutError, ReductionError)):
         return ExitCode.USAGE
     return ExitCode.NON_FINITE if isinstance(error, NonFiniteError) else None
 
