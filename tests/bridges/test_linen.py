@@ -1,5 +1,6 @@
 import functools
 
+import flax.core
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,7 +76,8 @@ def test_only_mutable_collections_change():
                     n.value += 1
             return nn.Dense(3)(x)
 
-    for mutable, expected in ((True, {"a", "b"}), (["a", "c"], {"a"}), (False, set())):
+    cases = [(True, {"a", "b"}), (["a", "c"], {"a"}), (False, set()), ("a", {"a"})]
+    for mutable, expected in [*cases, (flax.core.DenyList("a"), {"b"})]:
         fns = linen.model_fns(Counting(), mutable=mutable)
         params, variables = fns.init(RNG, (X,))
         _, changed = fns.apply(params, variables, (X,), rng=RNG, train=True)
@@ -101,7 +103,7 @@ def test_custom_rng_streams_reach_the_model():
 def test_a_carry_changes_in_training_and_evaluation():
     model = RNNLM(vocab_size=5, d_model=4, deterministic=True)
     fns = linen.model_fns(model)
-    tokens = np.zeros((2, 3), np.int32)
+    tokens = np.ones((2, 3), np.int32)
     params, variables = fns.init(RNG, (tokens,))
     assert all(not x.any() for x in jax.tree.leaves(variables["carry"]))
     for train in (True, False):

@@ -51,7 +51,8 @@ def test_metrics_of_microbatches_add_up():
 
     *_, means = value_and_grad(loss, 3)
     computed = {name: float(mean.compute()) for name, mean in means.items()}
-    assert computed == pytest.approx({"kept": MASK.mean(), "each": MASK.mean()})
+    value = np.mean((X @ PARAMS["w"]) ** 2)
+    assert computed == pytest.approx({"kept": MASK.mean(), "each": MASK.mean(), "loss": value})
 
 
 def test_make_value_computes_the_same_loss():
@@ -65,7 +66,8 @@ def test_without_a_loss_the_output_is_the_loss():
     fns = model_fns(PARAMS, lambda p, x: jnp.mean(linear(p, x)))
     loss_of = objective.Objective(fns, None)
     total, (count, _, means) = loss_of(PARAMS, {}, (X, ()), RNG)
-    assert (float(total), float(count), means) == (pytest.approx(np.mean(X @ PARAMS["w"])), 1, {})
+    assert (float(total), float(count)) == (pytest.approx(np.mean(X @ PARAMS["w"])), 1)
+    assert float(means["loss"].compute()) == pytest.approx(float(total))
 
 
 def test_a_model_may_return_its_loss_with_metrics():

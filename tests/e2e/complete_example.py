@@ -27,7 +27,7 @@ from tekoa.models import RNNLM
 def main(directory, n_steps):
     keys = random.sequence(0)
     sizes = {"vocab_size": 16, "d_model": 8, "n_layers": 1}
-    model, eval_model = RNNLM(**sizes), RNNLM(**sizes, deterministic=True)
+    model, eval_model = RNNLM(**sizes, deterministic=False), RNNLM(**sizes)
     train_loop = TrainLoop(
         model=CheckpointFileReader(directory, target=model.init),
         task=TrainTask(

@@ -67,6 +67,10 @@ def test_the_complete_example_runs_and_a_second_run_resumes(tmp_path):
     assert not any(line.startswith("Step 6:") for line in second)
     assert any(line.startswith("Step 8: Ran 2 train steps") for line in second)
     run(tmp_path / "once", 8)
+    again = run(tmp_path / "once", 8)
+    assert again[0] == "Resuming from step 8."
+    assert re.fullmatch(r"The lowest value of the metric eval/lnpp is set to \d\.\d{8}\.", again[1])
+    assert again[2:] == ["Nothing to train: the loop is at step 8, and n_steps=8 is the total."]
 
     directories = [tmp_path / name / "checkpoints" for name in ("twice", "once")]
     twice, once = map(load_checkpoint, directories)

@@ -173,3 +173,22 @@ def test_several_of_the_best_can_be_kept(tmp_path, summary):
         writer(summary(step, eval={"loss": value}))
     writer.close()
     assert [info.step for info in store.inspect(tmp_path / "low_eval_loss")] == [1, 3]
+
+
+def test_the_best_value_of_an_earlier_run_is_printed(tmp_path, summary, capsys):
+    write(LowestCheckpointFileWriter, tmp_path, summary, [0.5, 0.25])
+    assert not capsys.readouterr().out
+    LowestCheckpointFileWriter(tmp_path, "loss").close()
+    expected = "The lowest value of the metric eval/loss is set to 0.25000000.\n"
+    assert capsys.readouterr().out == expected
+    LowestCheckpointFileWriter(tmp_path, "loss", stdout=False).close()
+    assert not capsys.readouterr().out
+
+
+def test_best_writers_are_classes_with_a_common_base(tmp_path):
+    class Own(LowestCheckpointFileWriter):
+        pass
+
+    writer = Own(output_dir=tmp_path, metric="loss")
+    assert isinstance(writer, BestFileWriter)
+    writer.close()

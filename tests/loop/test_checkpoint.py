@@ -35,3 +35,21 @@ def test_a_metric_is_found_by_group_and_name():
     for checkpoint in (summary, make()):
         with pytest.raises(LookupError, match=r"^The checkpoint .* has no metric 'eval/loss'"):
             find_metric(checkpoint, "eval", "loss")
+
+
+def test_a_checkpoint_can_be_built_from_the_fields_of_the_guide():
+    checkpoint = Checkpoint(
+        model_params={"w": 1.0},
+        model_state={"batch_stats": {"mean": 0.0}},
+        optimizer_state=(),
+        grads={"w": 0.1},
+        loss=0.5,
+        n_completed_steps=1,
+        elapsed_time=2.0,
+        step=7,
+    )
+    assert (checkpoint.model_params, int(checkpoint.state.step)) == ({"w": 1.0}, 7)
+    assert as_summary(checkpoint).model_state == {"batch_stats": {"mean": 0.0}}
+    assert Summary(model_params={}, metrics={"eval": {"lnpp": 1.0}}).step == 0
+    with pytest.raises(TypeError, match="state and parts of it"):
+        Checkpoint(state=checkpoint.state, model_params={}, step=7)

@@ -7,8 +7,10 @@ import pytest
 from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.step import donatable_copy
 from tekoa.extensions.checkpoint_files import CheckpointFileReader
-from tekoa.loop.task import Options, StateReader, check_count
+from tekoa.loop.evaluate import EvalLoop
+from tekoa.loop.task import EvalTask, Options, StateReader, TrainTask, check_count
 from tekoa.loop.train import TrainLoop
+from tekoa.testing import assert_trees_equal
 
 
 class Counting:
@@ -102,3 +104,33 @@ def test_counts_must_be_whole_numbers_and_large_enough():
     for value, error in ((0, ValueError), (2.0, TypeError), (True, TypeError), (None, TypeError)):
         with pytest.raises(error, match="n must be"):
             check_count("n", value, 1)
+
+
+def test_tasks_take_their_arguments_by_position(line):
+    tx, data = optax.adam(0.1), line.data(4)
+    assert TrainTask(line.apply, tx, line.mse, data).loss is line.mse
+    assert EvalTask(line.apply, {"loss": line.mse}, data).data is data
+    for make, missing in ((TrainTask, "optimizer"), (EvalTask, "data")):
+        with pytest.raises(TypeError, match=f"{make.__name__} needs {missing}="):
+            make(line.apply)
+
+
+def test_entries_of_a_dict_are_chosen_by_name(line):
+    def loop_of(batches, **options):
+        task = TrainTask(line.apply, optax.adam(0.1), line.mse, batches, **options)
+        return TrainLoop(line.params, task, n_steps=4)
+
+    pairs = line.data(4)
+    dicts = [{"y": y, "x": x} for x, y in pairs]
+    expected = list(loop_of(pairs))[-1].state
+    for options in ({"inputs": "x"}, {"inputs": ["x"], "targets": "y"}):
+        assert_trees_equal(list(loop_of(dicts, **options))[-1].state, expected)
+    task = EvalTask(line.apply, {"loss": line.mse}, dicts, inputs="x")
+    assert EvalLoop(task)(next(iter(loop_of(pairs)))).metrics["eval"]["loss"] > 0
+    with pytest.raises(TypeError, match=r"matmul|dict") as error:
+        loop_of(dicts)
+    assert any("inputs='x', targets='y'" in note for note in error.value.__notes__)
+    with pytest.raises(ValueError, match=r"no entry 'z'; it has \['x', 'y'\]"):
+        loop_of(dicts, inputs="z")
+    with pytest.raises(TypeError, match="not both"):
+        loop_of(dicts, inputs="x", split=lambda batch: batch)

@@ -1,3 +1,4 @@
+import dataclasses
 import logging
 import signal
 import threading
@@ -13,6 +14,7 @@ from flax import nnx
 from tekoa.bridges.functions import model_fns
 from tekoa.core import step as steps
 from tekoa.core.nonfinite import NonFiniteError
+from tekoa.extensions.checkpoint_files import CheckpointFileReader, CheckpointFileWriter
 from tekoa.loop.task import Restored, TrainTask
 from tekoa.loop.train import TrainLoop
 from tekoa.testing import assert_trees_equal, count_compilations
@@ -88,7 +90,55 @@ def test_until_and_a_call_run_to_a_total_and_change_no_setting(line):
     assert (loop.n_steps, list(loop.until(9))) == (4, [])
     assert [c.step for c in loop(n_steps=13)] == [12, 13]
     with pytest.raises(ValueError, match="n_steps=4, but this loop has already completed 13"):
-        iter(loop)
+        loop.until(4)
+
+
+def test_a_loop_that_is_complete_says_so(line, capsys):
+    loop = line.loop(n_steps=4)
+    assert (next(loop).step, list(loop)) == (4, [])
+    line_of_output = "Nothing to train: the loop is at step 4, and n_steps=4 is the total.\n"
+    assert capsys.readouterr().out == line_of_output
+    with pytest.raises(StopIteration):
+        next(loop)
+
+
+def test_the_loss_is_the_mean_since_the_last_checkpoint(line):
+    first, *_ = line.loop(n_steps_per_checkpoint=4)
+    each = [float(c.loss) for c in line.loop(n_steps_per_checkpoint=1)]
+    train = first.metrics["train"]
+    assert train["loss"] == pytest.approx(np.mean(each[:4]), rel=1e-6)
+    assert train["last_loss"] == float(first.loss) == pytest.approx(each[3], rel=1e-6)
+
+
+def test_a_state_without_a_sum_of_the_loss_is_resumed(line, tmp_path):
+    """As saved by earlier versions."""
+    middle = line.loop().next_checkpoint()
+    writer = CheckpointFileWriter(tmp_path)
+    writer(dataclasses.replace(middle, state=middle.state.replace(sums={})))
+    writer.close()
+    loop = line.loop(model=CheckpointFileReader(tmp_path, line.params))
+    assert loop.step == 4
+    assert_trees_equal(list(loop)[-1].state, list(line.loop())[-1].state)
+
+
+def test_the_time_of_loading_is_that_of_the_reader(line):
+    middle = line.loop().next_checkpoint()
+
+    class Slow(Reader):
+        def restore(self, fresh):
+            time.sleep(0.3)
+            return super().restore(fresh)
+
+    setup = line.loop(model=Slow(line.params, middle)).next_step().setup
+    assert setup["load_seconds"] >= 0.3
+    assert line.loop().next_step().setup["load_seconds"] == 0
+
+
+def test_a_loop_and_a_checkpoint_are_shown_in_one_line(line):
+    loop = line.loop(n_steps=12)
+    checkpoint = loop.next_checkpoint()
+    assert repr(checkpoint) == f"<Summary step 4, loss {float(checkpoint.loss):.4g}>"
+    assert repr(loop) == "<TrainLoop at step 4 of 12, 4 weights>"
 
 
 def test_the_checkpoint_interval_can_be_changed(line):
@@ -214,8 +264,10 @@ def test_a_resumed_run_computes_the_bits_of_an_uninterrupted_run(line, steps_per
 
 def test_resuming_is_reported(line, capsys):
     middle = line.loop().next_checkpoint()
-    line.loop(model=Reader(line.params, middle), stdout=True)
+    line.loop(model=Reader(line.params, middle))
     assert capsys.readouterr().out == "Resuming from step 4.\n"
+    line.loop(model=Reader(line.params, middle), stdout=False)
+    assert not capsys.readouterr().out
 
 
 def test_metrics_after_a_resume_cover_the_same_steps(line):
@@ -284,11 +336,11 @@ def test_lbfgs_is_compiled_as_often(line):
 
 
 def test_the_end_of_the_data_is_a_checkpoint_and_is_reported(line, capsys):
-    loop = line.loop(data=line.data(6), n_steps=100, stdout=True, grads=True)
+    loop = line.loop(data=line.data(6), n_steps=100, grads=True)
     checkpoints = list(loop)
     assert [c.step for c in checkpoints] == [4, 6]
     assert checkpoints[-1].grads is not None
-    assert capsys.readouterr().out == "The data ended at step 6.\n"
+    assert capsys.readouterr().out == "The data ended at step 6 of 100.\n"
     with pytest.raises(StopIteration):
         loop.next_step()
 
@@ -537,10 +589,13 @@ def test_the_trained_nnx_model_is_a_module(line):
     assert not np.array_equal(loop.model.kernel[...], module.kernel[...])
 
 
-def test_the_model_has_the_averaged_parameters_if_there_are_any(line):
+def test_the_model_and_the_averaged_model_are_two(line):
     loop = line.loop(ema=0.9)
     last = list(loop)[-1]
-    assert_trees_equal(loop.model, last.average)
+    assert_trees_equal(loop.model, last.model_params)
+    assert_trees_equal(loop.averaged_model, last.average)
+    with pytest.raises(ValueError, match="pass ema= to TrainLoop"):
+        _ = line.loop().averaged_model
 
 
 @pytest.mark.parametrize("steps_per_dispatch", [1, 4])

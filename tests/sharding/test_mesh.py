@@ -23,6 +23,8 @@ def test_devices_may_stay_unused_if_all_sizes_are_set():
         ({"data": 4, "model": 4}, "needs 16 devices, but there are 8"),
         ({"model": 3}, "needs a multiple of 3 devices, but there are 8"),
         ({"model": 0}, "'model' must have size 1 or more, got 0"),
+        ({"x": 3, "y": None}, "x=3 needs a multiple of 3 devices"),
+        ({"x": None, "y": None}, "Only one axis"),
         ({"model": 4, "submesh": (1, 2)}, r"\(1, 2\) has 2 devices, but model=4"),
     ],
 )
@@ -34,6 +36,11 @@ def test_sizes_that_do_not_fit_the_devices_are_an_error(sizes, message):
 def test_a_submesh_determines_the_size_of_the_model_axis():
     mesh = mesh_lib.make_mesh(submesh=(2, 2, 1, 1))
     assert dict(mesh.shape) == {"data": 2, "fsdp": 1, "model": 4}
+
+
+def test_axes_may_have_any_names():
+    assert dict(mesh_lib.make_mesh(x=2, y=None).shape) == {"x": 2, "y": 4}
+    assert dict(mesh_lib.make_mesh(model=2, expert=4).shape) == {"model": 2, "expert": 4}
 
 
 def chips(*bounds):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tekoa.core.model import ModelFns, Variables
+from tekoa.core.model import ModelFns, Variables, merge_untrained
 from tekoa.core.trees import PyTree
 
 
@@ -14,8 +14,9 @@ def as_model_fns(
     apply: Callable[..., Any] | None = None,
     *,
     collections: Mapping[str, Sequence[str]] | None = None,
-    mutable: bool | Sequence[str] = True,
+    mutable: Any = True,
     init: Any = None,
+    trainable: Any = None,
 ) -> ModelFns:
     """Creates `ModelFns` from a model of any supported library.
 
@@ -27,6 +28,7 @@ def as_model_fns(
         collections: For Linen: names of the rng streams at "init" and at "apply".
         mutable: For Linen: which collections training may change.
         init: Another name for `model`.
+        trainable: Which parameters to train, as for `TrainTask`; None for all of them.
 
     Raises:
         TypeError: If no bridge fits, or both `model` and `init` are passed.
@@ -35,6 +37,8 @@ def as_model_fns(
         if model is not None:
             raise TypeError("Pass either model or init, not both: init is an alias of model.")
         model = init
+    if trainable is not None:
+        return _restricted(model, apply, trainable, collections=collections, mutable=mutable)
     if isinstance(model, ModelFns):
         return model
     function = model
@@ -81,9 +85,43 @@ def as_object(model: Any, fns: ModelFns, params: PyTree, variables: Variables) -
     """
     if fns.merge is not None:
         return fns.merge(params, variables)
+    params, variables = merge_untrained(params, variables)
     if _is_instance(model, "flax.linen", "Module"):
         return model.bind({"params": params, **variables})
     return params
+
+
+def _restricted(model: Any, apply: Any, trainable: Any, **options: Any) -> ModelFns:
+    """Creates `ModelFns` that train only some of the parameters."""
+    from tekoa.bridges import trainable as trainable_lib
+
+    if apply is None and _is_instance(model, "flax.nnx", "Module"):
+        from tekoa.bridges import nnx
+
+        if (selection := nnx.filter_of(trainable)) is not None:
+            names = nnx.selected_names(model, selection)
+            fns = nnx.model_fns(model, selection)
+            return trainable_lib.restrict(fns, lambda name, _: name in names)
+    elif isinstance(trainable, type) or trainable is ...:
+        raise TypeError(
+            f"trainable={trainable!r} is a filter of NNX variables, but the model is "
+            f"{type(model).__name__}, not an nnx.Module. Use a pattern or a table of names."
+        )
+    return trainable_lib.restrict(as_model_fns(model, apply, **options), trainable)
+
+
+def missing_trainable(model: Any) -> str | None:
+    """Returns a hint if a model looks as if only some of its parameters should be trained."""
+    if not _is_instance(model, "flax.nnx", "Module"):
+        return None
+    from tekoa.bridges import nnx
+
+    if not nnx.has_adapters_and_base(model):
+        return None
+    return (
+        "This model has nnx.LoRA layers, and all its parameters are trained, the base weights too. "
+        "To train the adapters alone, use TrainTask(trainable=nnx.LoRA)."
+    )
 
 
 def _is_instance(value: Any, module: str, name: str) -> bool:

@@ -52,6 +52,10 @@ def model_fns(module: Any) -> ModelFns:
             return merged
         return merged, jax.tree.unflatten(state_def, variables["state"])
 
+    def native(params: PyTree) -> Any:
+        leaves = trees.named_leaves(params)
+        return jax.tree.unflatten(params_def, [leaves.get(name) for name in names])
+
     def apply_fn(params, variables, inputs, *, rng, train: bool):
         live = merge(params, variables, train)
         n_rows = batches.n_rows(inputs)
@@ -64,4 +68,4 @@ def model_fns(module: Any) -> ModelFns:
         )(inputs, keys)
         return outputs, {"state": jax.tree.leaves(live_state)} if train else {}
 
-    return ModelFns(init=init_fn, apply=apply_fn, merge=merge)
+    return ModelFns(init=init_fn, apply=apply_fn, merge=merge, native=native)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.core
+import flax.core.scope
 import jax
 from flax import linen as nn
 
@@ -17,6 +18,7 @@ from tekoa.core.trees import PyTree
 from tekoa.sharding import layout as layout_lib
 
 Collections = Mapping[str, Sequence[str]]
+CollectionFilter = flax.core.scope.CollectionFilter
 
 _DROPPED = ("intermediates",)
 _AXES = "_axes"
@@ -27,7 +29,7 @@ def model_fns(
     apply: Callable[..., Any] | None = None,
     *,
     collections: Collections | None = None,
-    mutable: bool | Sequence[str] = True,
+    mutable: CollectionFilter = True,
 ) -> ModelFns:
     """Creates `ModelFns` from a Linen module, or from its `init` and `apply`.
 
@@ -35,8 +37,8 @@ def model_fns(
         init: A module, or `module.init`.
         apply: `module.apply`, the default if `init` is a module.
         collections: Names of the rng streams at "init" and at "apply".
-        mutable: Which collections training may change: all (True), none (False), or those
-            named. Evaluation changes only 'carry'.
+        mutable: Which collections training may change: all (True), none (False), those named, or
+            all but those in a `flax.core.DenyList`. Evaluation changes only 'carry'.
 
     Returns:
         The model's functions. A call argument named train, training, is_training or
@@ -118,15 +120,11 @@ def rngs_of(rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
     return {name: jax.random.fold_in(rng, i) for i, name in enumerate(names)}
 
 
-def _changeable(
-    variables: Variables, mutable: bool | Sequence[str], train: bool
-) -> list[str] | bool:
+def _changeable(variables: Variables, mutable: CollectionFilter, train: bool) -> list[str] | bool:
     """Returns the collections that a call may change, or False if there are none."""
     if not train:
-        mutable = ("carry",)
-    elif isinstance(mutable, bool):
-        mutable = list(variables) if mutable else []
-    return [name for name in variables if name in mutable] or False
+        mutable = "carry"
+    return [name for name in variables if flax.core.scope.in_filter(mutable, name)] or False
 
 
 def _mode(method: Callable[..., Any], *, train: bool) -> dict[str, bool]:

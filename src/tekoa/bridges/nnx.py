@@ -19,14 +19,18 @@ class Carry(nnx.Variable):
     """A variable that a recurrent NNX model passes from batch to batch; saved with the state."""
 
 
-def model_fns(module: nnx.Module) -> ModelFns:
+def model_fns(module: nnx.Module, trainable: Any = None) -> ModelFns:
     """Creates `ModelFns` from an NNX module; its weights are the initial parameters.
 
     The module itself is not modified; `merge` returns a trained copy. Dropout and batch
     norm follow `module.train()` and `module.eval()`.
+
+    Args:
+        module: The module.
+        trainable: A filter of variables that are parameters besides those of type `nnx.Param`.
     """
     graphs = {train: _graph(module, train) for train in (True, False, None)}
-    filters = (nnx.Param, Carry, ...)
+    filters = (nnx.Param if trainable is None else nnx.Any(nnx.Param, trainable), Carry, ...)
     _, *states = nnx.split(module, *filters)
     codecs = [_StateCodec(state) for state in states]
 
@@ -57,7 +61,41 @@ def model_fns(module: nnx.Module) -> ModelFns:
         _, _, carry, rest = nnx.split(live, *filters)
         return outputs, _variables(codecs[1].to_dict(carry), codecs[2].to_dict(rest))
 
-    return ModelFns(init=init_fn, apply=apply_fn, merge=merge, axes=axes_fn)
+    return ModelFns(init=init_fn, apply=apply_fn, merge=merge, axes=axes_fn, native=_as_state)
+
+
+def filter_of(trainable: Any) -> Any:
+    """Returns the NNX filter that a value of `trainable` is, or None if it is something else."""
+    if trainable is nnx.LoRA:  # The module; its parameters are meant.
+        return nnx.LoRAParam
+    if isinstance(trainable, nnx.Optimizer):
+        return trainable.wrt
+    is_filter = isinstance(trainable, type) or trainable is ... or callable(trainable)
+    is_list = isinstance(trainable, (list, tuple)) and len(trainable) > 0
+    if is_list and all(filter_of(entry) is not None for entry in trainable):
+        return type(trainable)(map(filter_of, trainable))
+    return trainable if is_filter else None
+
+
+def selected_names(module: nnx.Module, trainable: Any) -> set[trees.Name]:
+    """Returns the names of the variables that a filter selects."""
+    return set(trees.leaf_names(nnx.state(module, trainable)))
+
+
+def has_adapters_and_base(module: nnx.Module) -> bool:
+    """Whether a module has LoRA parameters and others, so that some are usually not trained."""
+    kinds = {
+        isinstance(variable, nnx.LoRAParam)
+        for _, variable in nnx.iter_graph(module)
+        if isinstance(variable, nnx.Param)
+    }
+    return kinds == {True, False}
+
+
+def _as_state(params: PyTree) -> nnx.State:
+    """Returns parameters as the pure state that an `nnx.Optimizer` passes to its transformation."""
+    named = {path: leaf for path, leaf in nnx.to_flat_state(nnx.State(params)) if leaf is not None}
+    return nnx.from_flat_state(named)
 
 
 class _StateCodec:

@@ -1,6 +1,6 @@
 """Batches: model inputs and loss targets, whose first axis is the rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,11 +28,51 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         inputs, targets = batch
         return _as_tuple(inputs), _as_tuple(targets)
-    size = f" of {len(batch)} entries" if isinstance(batch, (tuple, list)) else ""
     raise TypeError(
-        "Data must yield pairs (inputs, targets), where each may be a tuple, or dicts; got a "
-        f"{type(batch).__name__}{size}."
+        "Data must yield pairs (inputs, targets), where each may be a tuple, or dicts; got "
+        f"{_kind(batch)}."
     )
+
+
+def _kind(batch: Any) -> str:
+    size = f" of {len(batch)} entries" if isinstance(batch, (tuple, list)) else ""
+    return f"a {type(batch).__name__}{size}"
+
+
+def split_named(
+    batch: Any, *, inputs: str | Sequence[str], targets: str | Sequence[str] | None = None
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Separates the inputs of a batch that is a dict from its targets, by their names.
+
+    Args:
+        batch: A mapping.
+        inputs: One name or several.
+        targets: One name or several; by default the only entry that is left.
+
+    Raises:
+        TypeError: If the batch is not a mapping.
+        ValueError: If it has no such entry, or several are left.
+
+    >>> split_named({'x': 1, 'y': 2}, inputs='x')
+    ((1,), (2,))
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"inputs={inputs!r} needs batches that are dicts, got {_kind(batch)}.")
+    chosen = _names(inputs)
+    wanted = _names(targets) if targets is not None else sorted(set(batch) - set(chosen))
+    if targets is None and len(wanted) > 1:
+        raise ValueError(
+            f"The batch has several entries besides {inputs!r}: {wanted}. Set targets=."
+        )
+    if missing := [name for name in (*chosen, *wanted) if name not in batch]:
+        raise ValueError(
+            f"The batch has no entry {', '.join(map(repr, missing))}; it has {sorted(batch)}."
+        )
+    return tuple(batch[name] for name in chosen), tuple(batch[name] for name in wanted)
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _as_tuple(x: Any) -> tuple[Any, ...]:

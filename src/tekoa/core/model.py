@@ -16,6 +16,8 @@ from tekoa.core.trees import PyTree
 
 Variables = Mapping[str, PyTree]
 
+UNTRAINED = "untrained"
+
 
 class ApplyFn(Protocol):
     """Runs the model on one batch of inputs.
@@ -47,12 +49,15 @@ class ModelFns:
         merge: `(params, variables) -> the user's own model object`, if there is one.
         axes: `(rng, inputs) -> logical axes by name`, if the model names the axes of its
             arrays. A name begins with 'params' or the collection. Computes no arrays.
+        native: `params -> the same values in the library's own kind of tree`, for optimizers that
+            were created for such a tree, if it is not `params` itself.
     """
 
     init: Callable[[Any, tuple[Any, ...]], tuple[PyTree, Variables]]
     apply: ApplyFn
     merge: Callable[[PyTree, Variables], Any] | None = None
     axes: Callable[[Any, tuple[Any, ...]], Mapping[trees.Name, tuple[Any, ...]]] | None = None
+    native: Callable[[PyTree], PyTree] | None = None
 
 
 def run_model(
@@ -66,6 +71,8 @@ def run_model(
 ) -> tuple[tuple[Any, ...], dict[str, PyTree]]:
     """Runs a model and checks its results.
 
+    Parameters that are not trained are in the collection `UNTRAINED`; the model gets all of them.
+
     Returns:
         The outputs as a tuple, and all variables with their previous shapes and dtypes.
 
@@ -73,7 +80,8 @@ def run_model(
         TypeError: If the model does not return `(outputs, changed variables)`.
         ValueError: If a variable is new or has changed its shape.
     """
-    result = model.apply(params, variables, inputs, rng=rng, train=train)
+    params, rest = merge_untrained(params, variables)
+    result = model.apply(params, rest, inputs, rng=rng, train=train)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         kind = f"{type(result).__name__} {getattr(result, 'shape', '')}".strip()
         if isinstance(result, tuple):
@@ -83,13 +91,31 @@ def run_model(
             f"changed collections, possibly empty; got {kind}."
         )
     outputs, changed = result
-    if unknown := sorted(changed.keys() - variables.keys()):
+    if unknown := sorted(changed.keys() - rest.keys()):
         raise ValueError(
             f"The model's apply returned the collections {unknown}, which its init did not create "
-            f"(it created {sorted(variables)}). Create them in init, with their final shapes."
+            f"(it created {sorted(rest)}). Create them in init, with their final shapes."
         )
     changed = {name: cast_like(variables[name], tree, name) for name, tree in changed.items()}
     return outputs if isinstance(outputs, tuple) else (outputs,), {**variables, **changed}
+
+
+def merge_untrained(params: PyTree, variables: Variables) -> tuple[PyTree, dict[str, PyTree]]:
+    """Returns all parameters, trained or not, and the other variables.
+
+    >>> merge_untrained({'w': 1, 'b': None}, {'untrained': {'w': None, 'b': 2}, 'stats': {}})
+    ({'b': 2, 'w': 1}, {'stats': {}})
+    """
+    rest = dict(variables)
+    untrained = rest.pop(UNTRAINED, None)
+    if untrained is None:
+        return params, rest
+    return jax.tree.map(
+        lambda trained, fixed: fixed if trained is None else trained,
+        params,
+        untrained,
+        is_leaf=lambda x: x is None,
+    ), rest
 
 
 def cast_like(old: PyTree, new: PyTree, what: str) -> PyTree:

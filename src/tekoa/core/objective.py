@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from tekoa.core import batch as batches
 from tekoa.core import metrics
-from tekoa.core.model import ModelFns, Variables, cast_like, run_model
+from tekoa.core.model import UNTRAINED, ModelFns, Variables, cast_like, run_model
 from tekoa.core.reduction import LOSS, Reduction, find_reductions, split_metrics
 from tekoa.core.trees import PyTree
 
@@ -43,7 +43,10 @@ class Objective:
     reduction: Reduction = "auto"
 
     def __call__(self, params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
-        """Returns `(total, (count, variables, metrics))`; the loss is total / count."""
+        """Returns `(total, (count, variables, metrics))`; the loss is total / count.
+
+        The metrics include the loss itself, unless the loss function returns one of that name.
+        """
         outputs, targets, changed = self._forward(params, variables, batch, rng)
         if self.loss is not None:
             value = self.loss(*outputs, *targets)
@@ -61,15 +64,12 @@ class Objective:
 
         inputs, targets = self.split(batch)
         # Running averages stay float32: bfloat16 would lose their small updates.
-        rest, carry = split_carry(variables)
+        lowered = {k: lower(v) if k in (CARRY, UNTRAINED) else v for k, v in variables.items()}
         outputs, changed = run_model(
-            self.model,
-            lower(params),
-            merge_carry(rest, lower(carry)),
-            lower(inputs),
-            rng=rng,
-            train=True,
+            self.model, lower(params), lowered, lower(inputs), rng=rng, train=True
         )
+        if UNTRAINED in variables:
+            changed[UNTRAINED] = variables[UNTRAINED]
         if is_lowered:
             outputs = _cast(outputs, jnp.bfloat16, jnp.float32)
             changed = cast_like(dict(variables), changed, "variables")
@@ -84,7 +84,7 @@ class Objective:
             ReductionError: If they do not; see `reduction.find_reductions`.
         """
         if self.reduction != "auto":
-            return {LOSS: self.reduction}
+            return {LOSS: self.reduction, "loss": self.reduction}
 
         def arguments(variables: Variables, batch: Any) -> tuple[Any, ...]:
             outputs, targets, _ = self._forward(params, variables, batch, rng)
@@ -97,9 +97,10 @@ class Objective:
         i_carry, i_batch = jax.tree.map(lambda x: x[0], parts)
         whole = jax.eval_shape(arguments, variables, batch)
         if self.loss is None and not whole:
-            return {LOSS: "mean"}  # A mean by declaration.
+            return {LOSS: "mean"}  # By declaration.
         part = jax.eval_shape(arguments, merge_carry(rest, i_carry), i_batch)
-        return find_reductions(self.loss, whole, part)
+        reductions = find_reductions(self.loss, whole, part)
+        return {"loss": reductions[LOSS], **reductions}
 
 
 def _read_loss(value: Any, n_rows: int) -> tuple[metrics.Mean, dict[str, metrics.Mean]]:
@@ -112,6 +113,8 @@ def _read_loss(value: Any, n_rows: int) -> tuple[metrics.Mean, dict[str, metrics
                 "The loss must be a floating point number, a Mean(total, count), or a pair of one "
                 f"of these and a dict of metrics; got {kind}. Take the mean over the batch."
             )
+    metric_values = {"loss": loss, **metric_values}
+    if not isinstance(loss, metrics.Mean):
         # All microbatches have the same number of rows: each counts as one.
         loss = metrics.Mean(loss, jnp.ones((), jnp.float32))
     return metrics.as_mean(loss, n_rows, "The loss"), {

@@ -91,7 +91,9 @@ def _find(loss: Callable[..., Any], structure: Any, leaves: tuple[_Leaf, ...], n
     rng = np.random.default_rng(0)
     draws = [_draw(rng, leaves, n_rows) for _ in range(_N_DRAWS)]
     try:
-        with jax.ensure_compile_time_eval():
+        # A step may be traced for a mesh; the made-up rows are on one device.
+        no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+        with jax.ensure_compile_time_eval(), no_mesh:
             run = jax.jit(values)
             results = [jax.device_get(run(jax.device_put(draw))) for draw in draws]
     except Exception as error:

@@ -52,6 +52,31 @@ class TrainState:
     sums: dict[str, metrics.Mean]
     health: Health
 
+    @classmethod
+    def of_parts(
+        cls,
+        params: PyTree,
+        *,
+        step: int = 0,
+        variables: PyTree = None,
+        opt_state: PyTree = (),
+        average: PyTree = None,
+        carry: PyTree = None,
+        rng: jax.Array | None = None,
+    ) -> "TrainState":
+        """Creates a state from its main parts; the others are as before the first step."""
+        return cls(
+            step=jnp.asarray(step, jnp.int32),
+            params=params,
+            variables={} if variables is None else variables,
+            opt_state=opt_state,
+            average=average,
+            carry=carry,
+            rng=jax.random.key(0) if rng is None else rng,
+            sums={},
+            health=Health.zero(),
+        )
+
     @property
     def eval_params(self) -> PyTree:
         """The parameters for evaluation and prediction: the average if there is one."""

@@ -39,7 +39,8 @@ def init_state(
             root key of all steps.
         inputs: Sample inputs of the model.
         ema: If set, the state has a moving average of the parameters.
-        metric_names: Names of the metrics that the loss returns besides its value.
+        metric_names: Names of the metrics that the loss returns besides its value, and "loss" for
+            the mean of the loss itself.
 
     Raises:
         TypeError: If a parameter is not a floating point array.
@@ -143,13 +144,15 @@ def make_train_step(
             grad=grads,
             value_fn=lambda params: value_alone(params, *inputs),
         )
-        params = optax.apply_updates(state.params, updates)
+        params = trees.shard_like(state.params, optax.apply_updates(state.params, updates))
         variables, carry = objective.split_carry(variables)
         new = state.replace(
             step=state.step + 1,
             params=params,
             variables=variables,
-            opt_state=cast_like(state.opt_state, opt_state, "optimizer state"),
+            opt_state=trees.shard_like(
+                state.opt_state, cast_like(state.opt_state, opt_state, "optimizer state")
+            ),
             average=updated_average(state.average, params, ema),
             carry=carry,
             sums=_add_metrics(state.sums, means),
@@ -252,6 +255,8 @@ def moving_average(average: PyTree, params: PyTree, decay: float) -> PyTree:
 
 
 def _add_metrics(sums: Mapping[str, metrics.Mean], means: Mapping[str, metrics.Mean]):
+    if "loss" not in sums:
+        means = {name: mean for name, mean in means.items() if name != "loss"}
     if sums.keys() != means.keys():
         raise ValueError(
             f"The loss returned the metrics {sorted(means)}, but the state was created for "

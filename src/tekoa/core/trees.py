@@ -228,6 +228,19 @@ def _row_means(x: jax.Array) -> jax.Array:
     return x @ jnp.full(n, 0.5 / n, x.dtype) if n else x
 
 
+def shard_like(old: PyTree, new: PyTree) -> PyTree:
+    """Gives the new values the shardings that the old ones have on a mesh with explicit axes.
+
+    On other meshes the compiler decides, and nothing changes.
+    """
+
+    def shard(a: Any, b: Any) -> Any:
+        sharding = jax.typeof(a).sharding
+        return b if jax.typeof(b).sharding == sharding else jax.sharding.reshard(b, sharding)
+
+    return jax.tree.map(shard, old, new)
+
+
 def wide_dtype(x: Any) -> np.dtype:
     """Returns the dtype to sum in: float32 for smaller floats, else the leaf's own.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ from tekoa.store.formats import index
 
 Mode = Literal["min", "max"]
 _WORDS: dict[Mode, str] = {"min": "low", "max": "high"}
+_ADJECTIVES: dict[Mode, str] = {"min": "lowest", "max": "highest"}
+
+_log = logging.getLogger("tekoa")
 
 
 def best_dir(directory: str | os.PathLike[str], metric: str, group: str, mode: Mode) -> str:
@@ -43,6 +47,7 @@ class BestFileWriter(checkpoint_files.StoreWriter):
         mode: Whether a lower ("min") or a higher ("max") value is better.
         group: The metric's group.
         keep: Number of the best checkpoints to keep.
+        stdout: Whether to print the best value of an earlier run, which new ones must beat.
     """
 
     @accept_aliases(output_dir="directory")
@@ -54,6 +59,7 @@ class BestFileWriter(checkpoint_files.StoreWriter):
         mode: Mode,
         group: str = "eval",
         keep: int = 1,
+        stdout: bool = True,
     ):
         path = pathlib.Path(best_dir(directory, metric, group, mode))
         self._group, self._metric = group, metric
@@ -68,6 +74,12 @@ class BestFileWriter(checkpoint_files.StoreWriter):
                 lambda: _stored_best(path, rule.best, self._score.value),
             )
         )
+        self._name = f"The {_ADJECTIVES[mode]} value of the metric {group}/{metric}"
+        if self.best is not None:
+            line = f"{self._name} is set to {self.best:.8f}."
+            _log.info(line)
+            if stdout and hosts.current().is_writer:
+                print(line, flush=True)
 
     @property
     def best(self) -> float | None:
@@ -88,6 +100,7 @@ class BestFileWriter(checkpoint_files.StoreWriter):
             checkpoint_files.save(
                 self._store, checkpoint, lambda _: self._score.record(value), replace=True
             )
+            _log.info("%s is set to %.8f.", self._name, value)
         return checkpoint
 
 
@@ -155,9 +168,15 @@ class LowestCheckpointFileWriter(BestFileWriter):
 
     @accept_aliases(output_dir="directory")
     def __init__(
-        self, directory: str | os.PathLike[str], metric: str, *, group: str = "eval", keep: int = 1
+        self,
+        directory: str | os.PathLike[str],
+        metric: str,
+        *,
+        group: str = "eval",
+        keep: int = 1,
+        stdout: bool = True,
     ):
-        super().__init__(directory, metric, mode="min", group=group, keep=keep)
+        super().__init__(directory, metric, mode="min", group=group, keep=keep, stdout=stdout)
 
 
 class HighestCheckpointFileWriter(BestFileWriter):
@@ -165,9 +184,15 @@ class HighestCheckpointFileWriter(BestFileWriter):
 
     @accept_aliases(output_dir="directory")
     def __init__(
-        self, directory: str | os.PathLike[str], metric: str, *, group: str = "eval", keep: int = 1
+        self,
+        directory: str | os.PathLike[str],
+        metric: str,
+        *,
+        group: str = "eval",
+        keep: int = 1,
+        stdout: bool = True,
     ):
-        super().__init__(directory, metric, mode="max", group=group, keep=keep)
+        super().__init__(directory, metric, mode="max", group=group, keep=keep, stdout=stdout)
 
 
 class LowestCheckpointFileReader(BestFileReader):

@@ -145,7 +145,9 @@ class CheckpointFileReader:
 
     def restore(self, fresh: TrainState) -> Restored | None:
         """Returns the saved state in the structure of a fresh one, or None if there is none."""
-        loaded = restore_lib.restore(self._directory, items_of(fresh))
+        # Older steps have no sums of the loss: these start anew at every checkpoint anyway.
+        options = {"zeros_if_missing": ("sums",)}
+        loaded = restore_lib.restore(self._directory, items_of(fresh), **options)
         if loaded is None:
             return None
         if loaded.skipped and self._quarantine and os.access(self._directory, os.W_OK):
@@ -153,7 +155,7 @@ class CheckpointFileReader:
                 contextlib.suppress(errors.LeaseHeldError),
                 store.Store(self._directory, keep=()) as writable,
             ):
-                loaded = writable.restore(items_of(fresh)) or loaded
+                loaded = writable.restore(items_of(fresh), **options) or loaded
         return Restored(
             state=state_of(loaded.items),
             data_state=loaded.meta.get("data_state"),

@@ -38,10 +38,9 @@ class ConsoleLogger:
     def _write_setup(self, checkpoint: Checkpoint) -> None:
         setup = checkpoint.setup
         if "load_seconds" in setup:
-            self._write(
-                f"Loaded in {setup['load_seconds']:.2f} seconds, "
-                f"initialised in {setup['init_seconds']:.2f} seconds"
-            )
+            loaded = setup["load_seconds"]
+            text = f"Loaded in {loaded:.2f} seconds, initialised" if loaded else "Initialised"
+            self._write(f"{text} in {setup['init_seconds']:.2f} seconds")
         if "n_weights" in setup:
             self._write(
                 f"Number of trainable weights: {int(setup['n_weights']):,} "

@@ -1,11 +1,11 @@
 """The record that a loop passes to extensions."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any
-
-import jax
+from typing import Any, TypeVar
 
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
@@ -13,9 +13,42 @@ from tekoa.core.trees import PyTree
 Metrics = Mapping[str, Mapping[str, float]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+T = TypeVar("T", bound=type)
+
+# Properties that are parts of the state, and the state's own names of them.
+_PARTS = {
+    "model_params": "params",
+    "model_state": "variables",
+    "optimizer_state": "opt_state",
+    "average": "average",
+    "carry": "carry",
+    "rng": "rng",
+}
+
+
+def _buildable_from_parts(cls: T) -> T:
+    """Lets a checkpoint be created from the parts of its state instead of the state."""
+    init_fields = cls.__init__
+
+    @functools.wraps(init_fields)
+    def init(self: Any, **fields: Any) -> None:
+        parts = {_PARTS[name]: fields.pop(name) for name in _PARTS if name in fields}
+        if parts and "state" in fields:
+            raise TypeError(f"{cls.__name__} got state and parts of it. Pass one of the two.")
+        if parts:
+            fields["state"] = TrainState.of_parts(step=fields.setdefault("step", 0), **parts)
+        init_fields(self, **fields)
+
+    cls.__init__ = init
+    return cls
+
+
+@_buildable_from_parts
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Checkpoint:
     """A snapshot of training; it stays valid while the loop continues.
+
+    It can also be created from its parts: `Checkpoint(model_params=..., step=..., ...)`.
 
     Attributes:
         state: The complete state of training.
@@ -40,10 +73,10 @@ class Checkpoint:
 
     state: TrainState
     step: int
-    loss: jax.Array
-    grads: PyTree
-    n_completed_steps: int
-    elapsed_time: float
+    loss: Any = math.nan
+    grads: PyTree = None
+    n_completed_steps: int = 0
+    elapsed_time: float = 0.0
     data_state: Any = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     setup: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -56,8 +89,13 @@ class Checkpoint:
     carry = property(attrgetter("state.carry"))
     rng = property(attrgetter("state.rng"))
 
+    def __repr__(self) -> str:
+        """Returns the step and the loss; the arrays would fill pages."""
+        return f"<{type(self).__name__} step {self.step}, loss {float(self.loss):.4g}>"
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@_buildable_from_parts
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Summary(Checkpoint):
     """A checkpoint with metrics, by group ("train", "eval") and name."""
 

@@ -1,6 +1,7 @@
 """The state that a loop starts from: initialised or restored, and placed on the devices."""
 
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import jax
 
@@ -8,6 +9,14 @@ from tekoa.core.state import Health, TrainState
 from tekoa.loop.engine.dispatch import StepsPerDispatch
 from tekoa.loop.task import Options, Restored, StateReader, Training
 from tekoa.sharding.placement import Placement
+
+
+class InitialState(NamedTuple):
+    """The state to start from, and where it comes from."""
+
+    state: TrainState
+    restored: Restored | None  # What was read, if anything was.
+    load_seconds: float  # The time it took to read it; 0 if there was nothing to read.
 
 
 def init_or_restore(
@@ -18,8 +27,8 @@ def init_or_restore(
     place: Placement,
     options: Options,
     reader: StateReader | None = None,
-) -> tuple[TrainState, Restored | None]:
-    """Returns the state to start from, and the saved one if it was restored.
+) -> InitialState:
+    """Returns the state to start from, initialised or restored.
 
     Args:
         training: Creates a new state.
@@ -36,20 +45,22 @@ def init_or_restore(
         return training.init(rng, batch, options)
 
     if place.layout is None and reader is None:
-        return make(rng, batch), None
+        return InitialState(make(rng, batch), None, 0.0)
     shapes = jax.eval_shape(make, rng, batch)
     axes = {} if place.layout is None else training.axes(rng, batch)
     shapes = place.fit(shapes, axes)
+    began = time.perf_counter()
     restored = reader.restore(shapes) if reader is not None else None
+    load_seconds = time.perf_counter() - began
     if restored is None:
-        return place.make(make, rng, batch), None
+        return InitialState(place.make(make, rng, batch), None, 0.0)
     state = restored.state
     if callable(state):
         state = state(place.make(make, rng, batch))
     if options.on_nan == "stop":
         # Steps that an earlier run skipped must not stop this one.
         state = state.replace(health=Health.zero())
-    return place.state(state), restored
+    return InitialState(place.state(state), restored, load_seconds)
 
 
 def resolve_steps_per_dispatch(

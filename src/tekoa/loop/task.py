@@ -5,12 +5,14 @@ object that implements `Training` instead.
 """
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import optax
 
+from tekoa.bridges import any_model, optimizers
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
 from tekoa.core import step as steps
@@ -19,46 +21,99 @@ from tekoa.core.reduction import Reduction
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 
+_log = logging.getLogger("tekoa")
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True)
 class TrainTask:
     """What to train on which data.
 
     Attributes:
-        optimizer: Any optax transformation.
-        data: An iterable of `(inputs, targets)` pairs or of dicts.
+        apply: The function that runs the model, if the loop's `model` does not include it.
+        optimizer: Any optax transformation; an (init, update, get_params) triple; or an
+            `nnx.Optimizer`, whose `wrt` is the default of `trainable`.
         loss: `loss(*outputs, *targets)`, as for `make_train_step`; None if the model returns the
             loss itself.
-        apply: The function that runs the model, if the loop's `model` does not include it.
+        data: An iterable of `(inputs, targets)` pairs or of dicts.
         split: Separates the inputs of a batch from its targets.
+        inputs: Instead of `split`, for batches that are dicts: the name of the model's input, or
+            several names.
+        targets: The names of the loss's targets, with `inputs`; by default the one entry that is
+            left.
         reduction: Whether the loss is a "mean" or a "sum" over rows, as for `make_train_step`.
+        trainable: Which parameters to train; None for all. A pattern searched in their names; a
+            table of pattern to True or False, of which the first match wins; a tree of booleans
+            like the parameters; `fn(name, array)`; or for an NNX module a filter such as
+            `nnx.LoRA`. The others stay as they are and have no optimizer state.
+
+    Raises:
+        TypeError: If the optimizer or the data is missing, or `inputs` is passed with `split`.
     """
 
-    optimizer: optax.GradientTransformation
-    data: Iterable[Any]
-    loss: Callable[..., Any] | None = None
     apply: Callable[..., Any] | None = None
+    optimizer: Any = None
+    loss: Callable[..., Any] | None = None
+    data: Any = None
+    _: dataclasses.KW_ONLY
     split: objective.Split = batches.split_batch
+    inputs: str | Sequence[str] | None = None
+    targets: str | Sequence[str] | None = None
     reduction: Reduction = "auto"
+    trainable: Any = None
+
+    def __post_init__(self):
+        _check_present(self, "optimizer", "data")
+        object.__setattr__(self, "split", _split_of(self))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class EvalTask:
     """What to measure on which data.
 
     Attributes:
+        apply: The function that runs the model, if the loop's `model` does not include it.
         metrics: Name to `fn(*outputs, *targets)`, which returns a mean over the batch, one
             number per row, a `Mean(total, count)`, or an object with `merge` and `compute`, such
             as `Totals` or a metric of clu or metrax.
         data: An iterable of `(inputs, targets)` pairs or of dicts.
-        apply: The function that runs the model, if the loop's `model` does not include it.
         split: Separates the inputs of a batch from its targets.
+        inputs: As for `TrainTask`.
+        targets: As for `TrainTask`.
+
+    Raises:
+        TypeError: If the data is missing, or `inputs` is passed with `split`.
     """
 
-    metrics: Mapping[str, Callable[..., Any]]
-    data: Iterable[Any]
     apply: Callable[..., Any] | None = None
+    metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    data: Any = None
+    _: dataclasses.KW_ONLY
     split: objective.Split = batches.split_batch
+    inputs: str | Sequence[str] | None = None
+    targets: str | Sequence[str] | None = None
+
+    def __post_init__(self):
+        _check_present(self, "data")
+        object.__setattr__(self, "split", _split_of(self))
+
+
+def _check_present(task: Any, *names: str) -> None:
+    for name in names:
+        if getattr(task, name) is None:
+            raise TypeError(f"{type(task).__name__} needs {name}=.")
+
+
+def _split_of(task: Any) -> objective.Split:
+    """Returns the function that splits a batch, from `split` or from the names of entries."""
+    if task.inputs is None:
+        if task.targets is not None:
+            raise TypeError("targets= needs inputs=, the names of the model's inputs.")
+        return task.split
+    if getattr(task.split, "func", task.split) is batches.split_named:  # A copy of a task.
+        return task.split
+    if task.split is not batches.split_batch:
+        raise TypeError("Pass split= or inputs=, not both: they describe the same thing.")
+    return functools.partial(batches.split_named, inputs=task.inputs, targets=task.targets)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +164,19 @@ class Training(Protocol):
         ...
 
 
+def model_fns_for(task: TrainTask, model: Any, **options: Any) -> ModelFns:
+    """Returns the model of a task, with the parameters to train; options as for `as_model_fns`.
+
+    Logs one line if the model looks as if only some of its parameters should be trained.
+    """
+    trainable = task.trainable
+    if trainable is None and optimizers.is_nnx_optimizer(task.optimizer):
+        trainable = task.optimizer
+    if trainable is None and (hint := any_model.missing_trainable(model)):
+        _log.warning(hint)
+    return any_model.as_model_fns(model, task.apply, trainable=trainable, **options)
+
+
 class ModelTraining:
     """The training of a `TrainTask`.
 
@@ -121,6 +189,10 @@ class ModelTraining:
     reported: Sequence[str] = ("loss", "gradients_l2norm", "weights_l2norm")
 
     def __init__(self, fns: ModelFns, task: TrainTask, input_sample: Any = None):
+        optimizer = optimizers.as_transformation(task.optimizer)
+        task = dataclasses.replace(
+            task, optimizer=optimizers.accepting_native(optimizer, fns.native)
+        )
         self._fns, self._task, self._input_sample = fns, task, input_sample
         self.data = task.data
 
@@ -134,6 +206,18 @@ class ModelTraining:
 
     def init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
         """Creates the state of a new model, with the metrics that the loss returns."""
+        try:
+            return self._init(rng, batch, options)
+        except Exception as error:
+            if isinstance(batch, Mapping) and self._task.split is batches.split_batch:
+                error.add_note(
+                    f"The batch is a dict with the entries {sorted(batch)}, and the model received "
+                    "all of it as its only input. Name what it should receive: "
+                    "TrainTask(inputs='x', targets='y')."
+                )
+            raise
+
+    def _init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
         task, inputs = self._task, self._inputs(batch)
         state = steps.init_state(self._fns, task.optimizer, rng, inputs=inputs, ema=options.ema)
         loss_of = objective.Objective(self._fns, task.loss, split=task.split)

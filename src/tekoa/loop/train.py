@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from tekoa._aliases import accept_aliases
-from tekoa.bridges import any_model
 from tekoa.core import nonfinite, objective, trees
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState
@@ -35,6 +34,7 @@ from tekoa.loop.task import (
     Training,
     TrainTask,
     check_count,
+    model_fns_for,
 )
 from tekoa.sharding import placement
 from tekoa.sharding.layout import Layout
@@ -54,12 +54,14 @@ class TrainLoop:
         n_steps: Total number of steps; None to train until the data ends.
         rng: Root key of all randomness; `jax.random.key(0)` by default. `rnkey=` is an alias.
         collections: For Linen: rng streams at "init" and at "apply".
-        mutable_collections: For Linen: which collections training may change.
+        mutable_collections: For Linen: which collections training may change: all, none, a name,
+            several names, or a `flax.core.DenyList`.
         input_sample: Inputs for initialisation; those of the first batch by default.
         devices: Devices over which the rows of a batch are split; each holds all parameters.
         layout: How parameters, optimizer state and batches are split over a mesh.
         optimizer_rules: How the optimizer state is split, as in `Layout`.
-        stdout: Whether the loop's messages are printed.
+        stdout: Whether the loop's messages are printed: all (True), none (False), or only those on
+            where training starts and why it ends early (None). All of them are logged.
         accumulate: As for `make_train_step`.
         ema: As for `make_train_step`.
         precision: As for `make_train_step`.
@@ -85,12 +87,12 @@ class TrainLoop:
         n_steps: int | None = None,
         rng: jax.Array | None = None,
         collections: Mapping[str, Sequence[str]] | None = None,
-        mutable_collections: bool | Sequence[str] = True,
+        mutable_collections: Any = True,
         input_sample: Any = None,
         devices: Sequence[Any] | None = None,
         layout: Layout | None = None,
         optimizer_rules: Rules | str | None = None,
-        stdout: bool = False,
+        stdout: bool | None = None,
         accumulate: int = 1,
         ema: float | None = None,
         precision: objective.Precision = "float32",
@@ -106,19 +108,18 @@ class TrainLoop:
         self._feed = BatchFeed(task.data, task.split)
         self._fns: ModelFns | None = None
         if isinstance(task, TrainTask):
-            self._fns = any_model.as_model_fns(
+            self._fns = model_fns_for(
+                task,
                 reader.target if reader else model,
-                task.apply,
                 collections=collections,
                 mutable=mutable_collections,
             )
             task = ModelTraining(self._fns, task, input_sample)
         self._training: Training = task
-        loaded = time.perf_counter()
         layout = placement.choose_layout(layout, devices, optimizer_rules)
         self._place = placement.Placement(layout)
         options = Options(accumulate=accumulate, ema=ema, precision=precision, on_nan=on_nan)
-        state, restored = initial_state.init_or_restore(
+        state, restored, load_seconds = initial_state.init_or_restore(
             task,
             jax.random.key(0) if rng is None else rng,
             batch=self._feed.peek(),
@@ -137,8 +138,8 @@ class TrainLoop:
         )
         self.stop_flag = stop_flag
         self._setup = {
-            "load_seconds": loaded - began,
-            "init_seconds": time.perf_counter() - loaded,
+            "load_seconds": load_seconds,
+            "init_seconds": time.perf_counter() - began - load_seconds,
             "n_weights": trees.n_elements(state.params),
             "n_bytes": trees.n_bytes(state.params),
         }
@@ -147,13 +148,19 @@ class TrainLoop:
         self._resumed_from = restored.commit
         self._feed.restore(restored.data_state)
         if step := int(state.step):
-            self._report(f"Resuming from step {step}.{self._place.changes(restored.facts)}")
+            changes = self._place.changes(restored.facts)
+            self._report(f"Resuming from step {step}.{changes}", is_important=True)
 
     def _make_runner(self, state: TrainState, **options: Any) -> runner.Runner:
         """Creates the runner; the options are those of `make_programs`."""
         codec, place = StateCodec(state), self._place
         programs = make_programs(self._training, codec, place, **options)
         return runner.Runner(state, codec=codec, feed=self._feed, place=place, programs=programs)
+
+    def __repr__(self) -> str:
+        """Returns the progress and the size of the model."""
+        total = "" if self.n_steps is None else f" of {self.n_steps}"
+        return f"<TrainLoop at step {self.step}{total}, {self._setup['n_weights']:,} weights>"
 
     @property
     def step(self) -> int:
@@ -208,12 +215,30 @@ class TrainLoop:
 
     @property
     def model(self) -> Any:
-        """The trained model: a module for NNX and Equinox, else the evaluation parameters."""
+        """The trained model: a module for NNX and Equinox, else the parameters.
+
+        Its parameters are those that training continues with; `averaged_model` has their moving
+        average.
+        """
+        return self._merged(self.state.params)
+
+    @property
+    def averaged_model(self) -> Any:
+        """The model with the moving average of its parameters, in the form of `model`.
+
+        Raises:
+            ValueError: If the loop keeps no average.
+        """
+        if self.state.average is None:
+            raise ValueError("There is no average: pass ema= to TrainLoop.")
+        return self._merged(self.state.average)
+
+    def _merged(self, params: Any) -> Any:
         state = self.state
         if self._fns is None or self._fns.merge is None:
-            return state.eval_params
+            return params
         variables = objective.merge_carry(state.variables, state.carry)
-        return self._fns.merge(state.eval_params, variables)
+        return self._fns.merge(params, variables)
 
     @property
     def model_fns(self) -> ModelFns:
@@ -238,8 +263,18 @@ class TrainLoop:
         return EvalLoop(task, model=self.model_fns, **options)
 
     def __iter__(self) -> Iterator[Summary]:
-        """Yields checkpoints up to step `n_steps`."""
-        return self._checkpoints(self._check_total(self.n_steps))
+        """Yields checkpoints up to step `n_steps`; none, with a message, if that is reached."""
+        if self.n_steps is not None and self.step >= self.n_steps:
+            self._report(
+                f"Nothing to train: the loop is at step {self.step}, and n_steps={self.n_steps} is "
+                "the total.",
+                is_important=True,
+            )
+        return self._checkpoints(self.n_steps)
+
+    def __next__(self) -> Summary:
+        """Runs the steps up to the next checkpoint, like `next_checkpoint`."""
+        return self.next_checkpoint()
 
     def __call__(self, *, n_steps: int) -> Iterator[Summary]:
         """Yields checkpoints up to a total of `n_steps`; the loop's own `n_steps` is unchanged."""
@@ -247,7 +282,12 @@ class TrainLoop:
 
     def until(self, n_steps: int) -> Iterator[Summary]:
         """Yields checkpoints up to a total of `n_steps`; the loop's own `n_steps` is unchanged."""
-        return self._checkpoints(self._check_total(check_count("n_steps", n_steps, 0)))
+        if check_count("n_steps", n_steps, 0) < self.step:
+            raise ValueError(
+                f"n_steps is a total, got n_steps={n_steps}, but this loop has already completed "
+                f"{self.step} steps."
+            )
+        return self._checkpoints(n_steps)
 
     def next_step(self) -> Summary:
         """Runs one step.
@@ -276,14 +316,6 @@ class TrainLoop:
         """Ends an iteration after the current checkpoint."""
         self._is_stopped = True
 
-    def _check_total(self, n_steps: int | None) -> int | None:
-        if n_steps is not None and n_steps < self.step:
-            raise ValueError(
-                f"n_steps is a total, got n_steps={n_steps}, but this loop has already completed "
-                f"{self.step} steps."
-            )
-        return n_steps
-
     def _checkpoints(self, n_steps: int | None) -> Iterator[Summary]:
         self._is_stopped = False
         while n_steps is None or self.step < n_steps:
@@ -292,8 +324,16 @@ class TrainLoop:
             try:
                 checkpoint = self._advance(self._next_target(n_steps))
             except StopIteration:
+                self._report_end_of_data(n_steps)
                 return
             yield checkpoint
+
+    def _report_end_of_data(self, n_steps: int | None) -> None:
+        if n_steps is None:
+            self._report(f"The data ended at step {self.step}.")
+        elif self.step < n_steps:
+            line = f"The data ended at step {self.step} of {n_steps}."
+            self._report(line, is_important=True)
 
     def _next_target(self, n_steps: int | None) -> int:
         every = self.n_steps_per_checkpoint
@@ -302,11 +342,9 @@ class TrainLoop:
 
     def _advance(self, target: int) -> Summary:
         """Runs up to `target`, or less if the data ends or a stop is requested."""
-        was_exhausted, began = self._runner.is_exhausted, time.perf_counter()
+        began = time.perf_counter()
         origin = self.step - self.step % self.n_steps_per_checkpoint
         segment = self._runner.advance(target, origin)
-        if self._runner.is_exhausted and not was_exhausted:
-            self._report(f"The data ended at step {self.step}.")
         if segment is None:
             raise StopIteration("The data has ended.")
         metrics, n_bad = train_metrics.read_metrics(segment, self._runner.state, self._training)
@@ -343,7 +381,7 @@ class TrainLoop:
             **fields,
         )
 
-    def _report(self, line: str) -> None:
+    def _report(self, line: str, *, is_important: bool = False) -> None:
         _log.info(line)
-        if self._stdout:
+        if self._stdout or (is_important and self._stdout is None):
             print(line, flush=True)

@@ -13,15 +13,21 @@ def read_metrics(
 ) -> tuple[dict[str, dict[str, float]], int]:
     """Waits for the device; returns the metrics of a segment and the number of bad steps.
 
-    Metrics are in the group "train"; learning rates that the optimizer reports, by parameter
+    Metrics are in the group "train": means over the segment's steps, such as "loss", and values of
+    its last step, such as "last_loss". Learning rates that the optimizer reports, by parameter
     group, are in "rates".
     """
     outputs = {name: getattr(segment.output, name) for name in training.reported}
     outputs = {name: value for name, value in outputs.items() if value is not None}
     rates = optim_rates.current_rates(state.opt_state)
     outputs, rates, sums, n_bad = jax.device_get((outputs, rates, state.sums, state.health.n_bad))
-    train = {name: float(value) for name, value in outputs.items()}
-    metrics = {"train": {**train, **training.compute(sums)}}
+    means = training.compute(sums)
+    train = {
+        "last_loss" if name == "loss" and name in means else name: float(value)
+        for name, value in outputs.items()
+    }
+    # The loss first, and then that of the last step.
+    metrics = {"train": {**({"loss": means["loss"]} if "loss" in means else {}), **train, **means}}
     if rates:
         metrics["rates"] = {group: float(rate) for group, rate in rates.items()}
     return metrics, int(n_bad)

@@ -3,6 +3,7 @@ from tekoa.core.rules import params_fn_from_assign_map as params_fn_from_assign_
 from tekoa.optim import amos as amos
 from tekoa.optim import amos_helper as amos_helper
 from tekoa.optim import classic as classic
+from tekoa.optim import optimizers as optimizers
 from tekoa.optim import scales as scales
 from tekoa.optim import sphere as sphere
 from tekoa.optim import triples as triples

@@ -27,12 +27,12 @@ from tekoa.sharding.specs import LogicalRules, Rules
 LogicalAxes = Mapping[trees.Name, Sequence[Any]]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """How a run is split over devices.
 
     Attributes:
-        mesh: A mesh from `make_mesh`, or any mesh whose axes are of type Auto.
+        mesh: A mesh from `make_mesh`, or any other, with axes of type Auto or Explicit.
         rules: Pattern over parameter names to a rule. A rule is a tuple with one entry per
             dimension (a mesh axis, a tuple of axes, or None), or the name of one axis, over
             which the largest divisible dimension, if there is one, is split. A name instead of
@@ -52,9 +52,10 @@ class Layout:
     """
 
     mesh: mesh_lib.AnyMesh
-    rules: Rules | str = dataclasses.field(default_factory=dict)
+    _: dataclasses.KW_ONLY
+    rules: Rules | str | None = None
     logical_axis_rules: LogicalRules = ()
-    optimizer_rules: Rules | str = dataclasses.field(default_factory=dict)
+    optimizer_rules: Rules | str | None = None
     batch_axes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -235,5 +236,5 @@ def _shapes(tree: PyTree) -> dict[trees.Name, tuple[int, ...]]:
     return {name: tuple(np.shape(x)) for name, x in trees.named_leaves(tree).items()}
 
 
-def _table(rules: Rules | str) -> Rules:
-    return {".*": rules} if isinstance(rules, str) else rules
+def _table(rules: Rules | str | None) -> Rules:
+    return {".*": rules} if isinstance(rules, str) else rules or {}

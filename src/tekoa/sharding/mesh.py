@@ -1,7 +1,7 @@
-"""Device meshes with the axes `data`, `fsdp` and `model`.
+"""Device meshes with the axes `data`, `fsdp` and `model`, or with other axes.
 
-A mesh always has all three axes, with size 1 if not used, so that the same rules work
-for every mesh.
+A mesh has all three axes, with size 1 if not used, so that the same rules work for every mesh. A
+mesh with axes of other names has only those that are set.
 """
 
 import math
@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-
-AXES = ("data", "fsdp", "model")
 
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
@@ -27,8 +25,9 @@ def make_mesh(
     model: int = 1,
     devices: Sequence[Any] | None = None,
     submesh: Sequence[int] | None = None,
+    **other_axes: int | None,
 ) -> jax.sharding.Mesh:
-    """Creates a mesh with the axes `data`, `fsdp` and `model`.
+    """Creates a mesh with the axes `data`, `fsdp` and `model`, or with axes of any other names.
 
     Args:
         data: Number of model replicas; None uses all remaining devices.
@@ -37,12 +36,17 @@ def make_mesh(
         devices: Devices to use, by default those of all processes.
         submesh: Shape of the hardware block (x, y, z, cores) that computes one layer, for
             devices with coordinates; its product is `model`.
+        **other_axes: Sizes of axes with other names; None uses all remaining devices. The mesh
+            then has these axes and those of the three that are set. Name the axes that split the
+            rows in `Layout(batch_axes=)`.
 
     Raises:
         LayoutError: If the number of devices does not fit the mesh.
 
     >>> dict(make_mesh(devices=jax.devices()[:1]).shape)
     {'data': 1, 'fsdp': 1, 'model': 1}
+    >>> dict(make_mesh(x=1, y=None, devices=jax.devices()[:1]).shape)
+    {'x': 1, 'y': 1}
     """
     chosen = list(jax.devices() if devices is None else devices)
     if submesh is not None:
@@ -51,14 +55,17 @@ def make_mesh(
                 f"A submesh {tuple(submesh)} has {math.prod(submesh)} devices, but model={model}."
             )
         model = math.prod(submesh)
-    sizes = fill_sizes({"data": data, "fsdp": fsdp, "model": model}, len(chosen))
-    shape = tuple(sizes.values())
+    axes: dict[str, int | None] = {"data": data, "fsdp": fsdp, "model": model}
+    if other_axes:
+        axes = {name: n for name, n in axes.items() if n not in (None, 1)} | other_axes
+    sizes = fill_sizes(axes, len(chosen))
+    names, shape = tuple(sizes), tuple(sizes.values())
     # Devices stay unused only if all sizes are set.
     chosen = chosen[: math.prod(shape)]
-    types = (jax.sharding.AxisType.Auto,) * len(AXES)
+    types = (jax.sharding.AxisType.Auto,) * len(names)
     if submesh is not None:
-        return jax.sharding.Mesh(blocks(chosen, submesh).reshape(shape), AXES, axis_types=types)
-    return jax.make_mesh(shape, AXES, axis_types=types, devices=tuple(chosen))
+        return jax.sharding.Mesh(blocks(chosen, submesh).reshape(shape), names, axis_types=types)
+    return jax.make_mesh(shape, names, axis_types=types, devices=tuple(chosen))
 
 
 def fill_sizes(sizes: Mapping[str, int | None], n_devices: int) -> dict[str, int]:
@@ -73,6 +80,8 @@ def fill_sizes(sizes: Mapping[str, int | None], n_devices: int) -> dict[str, int
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise LayoutError(f"The mesh axis {name!r} must have size 1 or more, got {size}.")
+    if sum(size is None for size in sizes.values()) > 1:
+        raise LayoutError(f"Only one axis of a mesh can use all remaining devices, got {sizes}.")
     fixed = math.prod(size for size in sizes.values() if size is not None)
     is_full = None not in sizes.values()
     if fixed > n_devices or (not is_full and n_devices % fixed):

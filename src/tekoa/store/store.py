@@ -18,7 +18,7 @@ from tekoa import hosts
 from tekoa.core import files
 from tekoa.core.trees import PyTree
 from tekoa.store import errors
-from tekoa.store.commit import background, commit, identity, manifest, paths, retention, together
+from tekoa.store.commit import background, commit, identity, paths, retention, together
 from tekoa.store.commit.lease import Lease, acquire
 from tekoa.store.formats import leaves
 from tekoa.store.formats.index import Index, read_index
@@ -277,14 +277,12 @@ class Store:
         except errors.DamagedError:
             return {}  # Written by another program, or damaged.
 
-    def restore(
-        self, targets: Mapping[str, PyTree], *, verify: manifest.Verify = "full", cast: bool = False
-    ) -> LoadedStep | None:
+    def restore(self, targets: Mapping[str, PyTree], **options: Any) -> LoadedStep | None:
         """Restores the newest valid step and quarantines newer damaged ones.
 
-        Arguments, result and errors are those of `tekoa.store.restore`.
+        Arguments, result and errors are those of `tekoa.store.restore`, without `step`.
         """
-        restored = restore(self.directory, targets, verify=verify, cast=cast)
+        restored = restore(self.directory, targets, **options)
         if restored is None:
             return None
         for skip in restored.skipped:

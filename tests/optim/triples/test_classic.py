@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from jax.example_libraries import optimizers as original
 
+import tekoa.optim
 from tekoa.optim.triples import classic
 from tekoa.testing import assert_trees_equal, count_compilations
 
@@ -56,6 +57,14 @@ def run(triple, jit):
     for i, grads in gradients():
         state = update(i, grads, state)
         yield get_params(jax.tree.map(np.asarray, state)) if jit else get_params(state)
+
+
+def test_all_names_of_the_original_are_in_one_module():
+    helpers = {"functools", "partial", "namedtuple", "jax", "jnp", "map", "zip", "annotations"}
+    helpers |= {"Any", "Callable", "NamedTuple", "safe_map", "safe_zip", "unzip2"}
+    names = {name for name in dir(original) if not name.startswith("_")} - helpers
+    for module in (tekoa.optim.optimizers, tekoa.optim.classic):
+        assert names <= set(vars(module))
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import pickle
+
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -5,9 +7,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax.core import FrozenDict
+from jax.example_libraries import optimizers as jax_optimizers
 
 from tekoa.core import trees
-from tekoa.optim.triples import packed
+from tekoa.optim.triples import classic, packed
 from tekoa.testing import assert_trees_equal, count_compilations
 
 
@@ -112,8 +115,39 @@ def test_unpacked_state_has_a_join_point_for_each_parameter():
     assert isinstance(unpacked["w"], packed.JoinPoint)
     assert set(unpacked["w"].subtree) == {"x", "slots"}
     assert unpacked["more"][1:] == [None, {}]
-    (subtree,) = unpacked["w"]
-    assert subtree is unpacked["w"].subtree
+    points = jax.tree.leaves(unpacked)
+    assert all(isinstance(point, packed.JoinPoint) for point in points)
+
+
+def test_states_are_exchanged_with_jax():
+    triples = [module.adam(0.1) for module in (jax_optimizers, classic)]
+    params = {"w": np.float32([1.0, 2.0]), "b": [np.float32(3.0)]}
+    states = [triple.update_fn(0, params, triple.init_fn(params)) for triple in triples]
+    unpack = (jax_optimizers.unpack_optimizer_state, packed.unpack_optimizer_state)
+    pack = (jax_optimizers.pack_optimizer_state, packed.pack_optimizer_state)
+    for i, j in ((0, 1), (1, 0)):
+        # As from a file: the original's way to store a state is a pickle.
+        unpacked = pickle.loads(pickle.dumps(unpack[i](states[i])))
+        received = pack[j](unpacked)
+        assert_trees_equal(jax.tree.leaves(received), jax.tree.leaves(states[j]))
+        after = [triples[j].update_fn(1, params, state) for state in (received, states[j])]
+        assert_trees_equal(*map(jax.tree.leaves, after))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_of_numpy_stay_what_they_are(dtype):
+    params = {"w": np.ones(3, dtype), "b": dtype(2.0)}
+    for module in (jax_optimizers, classic):
+        init, _, get_params = module.momentum(0.1, 0.9)
+        for name, leaf in get_params(init(params)).items():
+            assert leaf is params[name]
+    with jax.enable_x64(True):
+        results = []
+        for module in (jax_optimizers, classic):
+            init, update, get_params = module.adam(0.1)
+            results.append(get_params(update(0, params, init(params)))["w"])
+    assert results[0].dtype == results[1].dtype == dtype
+    np.testing.assert_array_equal(*results)
 
 
 def test_packing_another_tree_names_the_leaf():
@@ -121,21 +155,22 @@ def test_packing_another_tree_names_the_leaf():
         packed.pack_optimizer_state({"a": [1.0], "b": packed.JoinPoint(2.0)})
 
 
+def subtrees_of(state):
+    return jax.tree.map(lambda point: point.subtree, packed.unpack_optimizer_state(state))
+
+
 def test_unpacked_state_survives_flax_serialization():
     state = stepped()
-    unpacked = packed.unpack_optimizer_state(state)
-    data = flax.serialization.to_bytes(unpacked)
-    empty = jax.tree.map(jnp.zeros_like, unpacked)
-    restored = packed.pack_optimizer_state(flax.serialization.from_bytes(empty, data))
-    assert_trees_equal(restored, state)
+    subtrees = subtrees_of(state)
+    data = flax.serialization.to_bytes(subtrees)
+    empty = jax.tree.map(jnp.zeros_like, subtrees)
+    assert_trees_equal(flax.serialization.from_bytes(empty, data), subtrees)
 
 
 def test_unpacked_state_survives_orbax(tmp_path):
-    state = stepped()
-    unpacked = packed.unpack_optimizer_state(state)
+    subtrees = subtrees_of(stepped())
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", unpacked)
+        checkpointer.save(tmp_path / "state", subtrees)
         checkpointer.wait_until_finished()
-        target = jax.tree.map(jnp.zeros_like, unpacked)
-        restored = packed.pack_optimizer_state(checkpointer.restore(tmp_path / "state", target))
-    assert_trees_equal(restored, state)
+        target = jax.tree.map(jnp.zeros_like, subtrees)
+        assert_trees_equal(checkpointer.restore(tmp_path / "state", target), subtrees)

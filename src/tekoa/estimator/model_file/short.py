@@ -57,7 +57,7 @@ class ShortProgram:
         experiment = self._experiment("train")
         return task.TrainTask(
             optimizer=experiment.make_optimizer(),
-            loss=_with_loss_metric(experiment.loss),
+            loss=experiment.loss,
             data=batches,
             split=experiment.split,
         )
@@ -168,16 +168,6 @@ def _reported(loss: Callable[..., Any]) -> Callable[..., Any]:
         return metrics.get("loss", value)
 
     return reported
-
-
-def _with_loss_metric(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the loss to the metrics, to report its mean since the previous check."""
-
-    def wrapped(*outputs_and_batch: Any) -> tuple[Any, dict[str, Any]]:
-        value, metrics = _value_and_metrics(loss(*outputs_and_batch))
-        return value, {"loss": value, **metrics}
-
-    return wrapped
 
 
 def _value_and_metrics(result: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from tekoa.loop.checkpoint import Summary
 from tekoa.loop.train import TrainLoop
 
 # Values of the last step; all other metrics are means over the steps.
-_OF_LAST_STEP = ("gradients_l2norm", "weights_l2norm", "skipped_steps", "bad_steps")
+_OF_LAST_STEP = ("last_loss", "gradients_l2norm", "weights_l2norm", "skipped_steps", "bad_steps")
 
 
 def steps_between(check_every: int, save_every: int | None) -> int:

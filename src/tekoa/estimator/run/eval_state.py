@@ -5,13 +5,10 @@ import os
 import pathlib
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from tekoa import hosts
 from tekoa.core import files, objective
 from tekoa.core.model import ModelFns
-from tekoa.core.state import Health, TrainState
+from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.loop.checkpoint import Summary
@@ -82,26 +79,8 @@ class EvalReader:
         return self._initial()[1]
 
     def _summary(self, step: int, params: PyTree, variables: dict[str, PyTree]) -> Summary:
-        state = TrainState(
-            step=jnp.asarray(step, jnp.int32),
-            params=params,
-            variables=variables,
-            opt_state=(),
-            average=None,
-            carry=self._carry,
-            rng=jax.random.key(0),
-            sums={},
-            health=Health.zero(),
-        )
-        return Summary(
-            state=state,
-            step=step,
-            loss=jnp.full((), jnp.nan),
-            grads=None,
-            n_completed_steps=0,
-            elapsed_time=0.0,
-            metrics={"train": {}},
-        )
+        state = TrainState.of_parts(params, step=step, variables=variables, carry=self._carry)
+        return Summary(state=state, step=step, metrics={"train": {}})
 
 
 def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.Path:

@@ -21,15 +21,24 @@ import jax.numpy as jnp
 
 from tekoa.core import trees
 from tekoa.optim.triples.packed import (
+    Array,
+    InitFn,
     JoinPoint,
     Optimizer,
     OptimizerState,
+    Params,
+    ParamsFn,
+    State,
+    Step,
+    UpdateFn,
+    Updates,
     optimizer,
     pack_optimizer_state,
     unpack_optimizer_state,
 )
 from tekoa.optim.triples.schedules import (
     ScalarOrSchedule,
+    Schedule,
     constant,
     exponential_decay,
     inverse_time_decay,
@@ -40,7 +49,8 @@ from tekoa.optim.triples.schedules import (
 
 # fmt: off
 __all__ = [
-    "JoinPoint", "Optimizer", "OptimizerState", "adagrad", "adam", "adamax", "clip_grads",
+    "Array", "InitFn", "JoinPoint", "Optimizer", "OptimizerState", "Params", "ParamsFn", "Schedule",
+    "State", "Step", "UpdateFn", "Updates", "adagrad", "adam", "adamax", "clip_grads",
     "constant", "exponential_decay", "inverse_time_decay", "l2_norm", "make_schedule", "momentum",
     "nesterov", "optimizer", "pack_optimizer_state", "piecewise_constant", "polynomial_decay",
     "rmsprop", "rmsprop_momentum", "sgd", "sm3", "unpack_optimizer_state",
@@ -249,8 +259,10 @@ def _along(v: jax.Array, axis: int, ndim: int) -> jax.Array:
 
 
 def _axis_maximum(x: jax.Array, axis: int) -> jax.Array:
-    # No entry is negative, so initial=0 matters only for an empty array.
-    return jnp.max(x, [j for j in range(x.ndim) if j != axis], initial=0)
+    others = [j for j in range(x.ndim) if j != axis]
+    # No entry is negative, so initial=0 matters only for an empty array. Without other axes it
+    # would be one more operation, with which XLA rounds differently under jit.
+    return jnp.max(x, others, initial=0) if others else x
 
 
 def l2_norm(tree: trees.PyTree) -> jax.Array:

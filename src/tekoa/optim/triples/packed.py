@@ -8,21 +8,33 @@ has two copies.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+# The class of JAX itself: states that one of the two has unpacked can be packed by the other.
+from jax.example_libraries.optimizers import JoinPoint as JoinPoint
+
 from tekoa.core import trees
+
+Array: TypeAlias = Any
+Params: TypeAlias = trees.PyTree
+State: TypeAlias = Any  # Of one array.
+Updates: TypeAlias = trees.PyTree  # Gradients, with the structure of the parameters.
+Step: TypeAlias = int
+InitFn: TypeAlias = Callable[[Params], Any]  # params -> opt_state
+UpdateFn: TypeAlias = Callable[..., Any]  # step, grads, opt_state -> opt_state
+ParamsFn: TypeAlias = Callable[[Any], Params]  # opt_state -> params
 
 
 class Optimizer(NamedTuple):
     """The three functions of an optimizer."""
 
-    init_fn: Callable[[trees.PyTree], Any]  # params -> opt_state
-    update_fn: Callable[..., Any]  # step, grads, opt_state -> opt_state
-    params_fn: Callable[[Any], trees.PyTree]  # opt_state -> params
+    init_fn: InitFn
+    update_fn: UpdateFn
+    params_fn: ParamsFn
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -44,16 +56,16 @@ class OptimizerState(NamedTuple):
         return cls(children[0], *structure)
 
 
-def optimizer(make: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Optimizer]:
+def optimizer(opt_maker: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Optimizer]:
     """Decorator that extends an optimizer for one array to an `Optimizer` for trees.
 
     Args:
-        make: Returns `init(x)`, `update(step, g, state)` and `get_params(state)`, all for
+        opt_maker: Returns `init(x)`, `update(step, g, state)` and `get_params(state)`, all for
             one array; `state` may be any tree of arrays. Do not store static values in it:
             under `jit` they would become traced arrays.
 
     Returns:
-        A function with `make`'s arguments that returns an `Optimizer`. Its `update_fn`
+        A function with `opt_maker`'s arguments that returns an `Optimizer`. Its `update_fn`
         raises TypeError if the gradients do not have the structure of the parameters, or if
         `update` changes the structure or shapes of its state.
 
@@ -65,9 +77,9 @@ def optimizer(make: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Optimi
     {'w': Array(-1., dtype=float32)}
     """
 
-    @functools.wraps(make)
+    @functools.wraps(opt_maker)
     def make_for_trees(*args: Any, **kwargs: Any) -> Optimizer:
-        init, update, get_params = make(*args, **kwargs)
+        init, update, get_params = opt_maker(*args, **kwargs)
 
         def init_fn(params: trees.PyTree) -> OptimizerState:
             leaves, tree_def = jax.tree.flatten(params)
@@ -89,9 +101,10 @@ def optimizer(make: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Optimi
     return make_for_trees
 
 
-def _strongly_typed(x: Any) -> jax.Array:
+def _strongly_typed(x: Any) -> Any:
     # The dtype of a Python number would change in the first step, which would compile it twice.
-    return jnp.asarray(x, jnp.result_type(x))
+    # Arrays of NumPy stay what they are until the first step.
+    return x if isinstance(x, (np.ndarray, np.generic)) else jnp.asarray(x, jnp.result_type(x))
 
 
 def _pack(states: list[Any], tree_def: Any) -> OptimizerState:
@@ -136,26 +149,21 @@ def _check_unchanged(old: OptimizerState, new: OptimizerState) -> None:
             )
 
 
-class JoinPoint(NamedTuple):
-    """Marks the state of a parameter in an unpacked optimizer state."""
-
-    subtree: Any
-
-
 def unpack_optimizer_state(opt_state: OptimizerState) -> trees.PyTree:
     """Returns the parameters' tree with a `JoinPoint` of its state in place of each leaf.
 
-    The result consists of plain containers, so `flax.serialization` and Orbax can write it
-    and read it back into a target of the same structure.
+    The result can be pickled. For other formats, replace each `JoinPoint`, which is a leaf, by its
+    `subtree`.
 
     >>> init, _, _ = optimizer(lambda: (lambda x: (x, -x), None, None))()
-    >>> unpack_optimizer_state(init({'w': 1.0}))
-    {'w': JoinPoint(subtree=(Array(1., dtype=float32), Array(-1., dtype=float32)))}
+    >>> unpacked = unpack_optimizer_state(init({'w': 1.0}))
+    >>> jax.tree.map(lambda point: point.subtree, unpacked)
+    {'w': (Array(1., dtype=float32), Array(-1., dtype=float32))}
     """
     return opt_state.tree_def.unflatten([JoinPoint(state) for state in param_states(opt_state)])
 
 
-def pack_optimizer_state(marked_tree: trees.PyTree) -> OptimizerState:
+def pack_optimizer_state(marked_pytree: trees.PyTree) -> OptimizerState:
     """Undoes `unpack_optimizer_state`.
 
     Raises:
@@ -164,10 +172,9 @@ def pack_optimizer_state(marked_tree: trees.PyTree) -> OptimizerState:
     >>> pack_optimizer_state({'w': JoinPoint((1.0, 2.0))}).packed_state
     ([1.0, 2.0],)
     """
-    is_join = lambda node: isinstance(node, JoinPoint)  # noqa: E731
-    points, tree_def = jax.tree.flatten(marked_tree, is_leaf=is_join)
-    for name, point in zip(trees.leaf_names(marked_tree, is_leaf=is_join), points, strict=True):
-        if not is_join(point):
+    points, tree_def = jax.tree.flatten(marked_pytree)
+    for name, point in zip(trees.leaf_names(marked_pytree), points, strict=True):
+        if not isinstance(point, JoinPoint):
             raise TypeError(
                 f"{'/'.join(name)!r} is {type(point).__name__}, not a JoinPoint. Pass a result of "
                 "unpack_optimizer_state."

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -51,6 +51,7 @@ def restore(
     step: int | None = None,
     verify: manifest.Verify = "full",
     cast: bool = False,
+    zeros_if_missing: Collection[str] = (),
 ) -> LoadedStep | None:
     """Restores the newest valid step of a directory, without changing anything there.
 
@@ -64,6 +65,7 @@ def restore(
         step: Restore this step only; by default the newest valid one.
         verify: How thoroughly to check a step before using it.
         cast: Convert numbers to the target's dtype if it differs.
+        zeros_if_missing: Items in which leaves that the checkpoint does not have are zeros.
 
     Returns:
         The restored trees, or None if the directory has no step at all.
@@ -74,15 +76,16 @@ def restore(
         errors.NothingUsableError: If there are steps, but all are damaged.
         errors.DamagedError: If the requested step is damaged.
     """
+    options: dict[str, Any] = {"cast": cast, "zeros_if_missing": zeros_if_missing}
     if step is not None:
-        return restore_step(open_step(find(directory, step), verify=verify), targets, cast=cast)
+        return restore_step(open_step(find(directory, step), verify=verify), targets, **options)
 
     def list_steps(directory: str | os.PathLike[str]) -> list[int]:
         return hosts.current().broadcast("list of the steps", paths.list_steps(directory))
 
     def use(path: pathlib.Path) -> LoadedStep:
         opened = open_together(path, verify=verify)
-        read = functools.partial(restore_step, opened, targets, cast=cast)
+        read = functools.partial(restore_step, opened, targets, **options)
         return _run_on_all(f"reading of {path.name}", read)
 
     valid = newest.newest_valid(directory, use, list_steps=list_steps)
@@ -122,11 +125,21 @@ def _run_on_all(what: str, work: Callable[[], T]) -> T:
 
 
 def restore_step(
-    source: OpenStep, targets: Mapping[str, trees.PyTree], *, cast: bool = False
+    source: OpenStep,
+    targets: Mapping[str, trees.PyTree],
+    *,
+    cast: bool = False,
+    zeros_if_missing: Collection[str] = (),
 ) -> LoadedStep:
     """Restores from one opened step; see `restore`."""
     index = source.index
     flat = {name: leaf for name, leaf in flatten(targets).items() if not is_function(leaf)}
+    zeros = {
+        name: np.zeros(leaf.shape, leaf.dtype)
+        for name, leaf in flat.items()
+        if name[0] in zeros_if_missing and name not in index.leaves
+    }
+    flat = {name: leaf for name, leaf in flat.items() if name not in zeros}
     differences = _differences(index, targets, flat, cast=cast)
     if differences:
         raise errors.MismatchError(
@@ -143,7 +156,7 @@ def restore_step(
         for name, leaf in flat.items()
         if _is_spread(leaf) and stored[name].dtype == leaf.dtype.name
     }
-    values = _place(source.read(stored, shardings), stored, flat)
+    values = {**_place(source.read(stored, shardings), stored, flat), **zeros}
     items = {
         item: trees.map_named(lambda name, leaf, item=item: values.get((item, *name), leaf), tree)
         for item, tree in targets.items()

@@ -1,0 +1,97 @@
+"""Optimizers of other kinds as optax transformations over plain trees of parameters."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from tekoa.core import trees
+from tekoa.core.trees import PyTree
+from tekoa.optim.triples import convert
+
+
+def as_transformation(optimizer: Any) -> optax.GradientTransformation:
+    """Returns an optimizer as an optax transformation.
+
+    Args:
+        optimizer: An optax transformation; an (init, update, get_params) triple; or an
+            `nnx.Optimizer`, of which the transformation is used and not the state.
+
+    Raises:
+        TypeError: If it is anything else.
+    """
+    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+        return optimizer
+    if isinstance(optimizer, tuple) and len(optimizer) == 3 and all(map(callable, optimizer)):
+        return convert.from_triple(convert.packed.Optimizer(*optimizer))
+    if is_nnx_optimizer(optimizer):
+        return as_transformation(optimizer.tx)
+    hint = ""
+    if isinstance(optimizer, type) or callable(optimizer):
+        hint = f" Call it: {getattr(optimizer, '__name__', 'optimizer')}(...)."
+    raise TypeError(
+        "optimizer must be an optax transformation such as optax.adam(1e-3), an (init, update, "
+        f"get_params) triple, or an nnx.Optimizer; got {optimizer!r}.{hint}"
+    )
+
+
+def is_nnx_optimizer(optimizer: Any) -> bool:
+    """Whether an optimizer is an `nnx.Optimizer`, which also filters what is trained."""
+    return isinstance(optimizer, getattr(sys.modules.get("flax.nnx"), "Optimizer", ()))
+
+
+def accepting_native(
+    tx: optax.GradientTransformation, native: Callable[[PyTree], PyTree] | None
+) -> optax.GradientTransformation:
+    """Returns a transformation that works on plain trees even if it needs a library's own.
+
+    `optax.partition` and `optax.masked` may hold a tree of labels with the structure of an
+    `nnx.State` or of a module. If a transformation refuses plain trees, it gets the library's.
+
+    Args:
+        tx: The transformation.
+        native: See `ModelFns.native`.
+    """
+    if native is None:
+        return tx
+    inner = optax.with_extra_args_support(tx)
+
+    def init(params: PyTree) -> Any:
+        return _either(lambda: inner.init(params), lambda: inner.init(native(params)))
+
+    def update(
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, Any]:
+        def update_native() -> tuple[PyTree, Any]:
+            extra = dict(extra_args)
+            if "grad" in extra:
+                extra["grad"] = native(extra["grad"])
+            if "value_fn" in extra:
+                extra["value_fn"] = lambda tree: extra_args["value_fn"](_like(updates, tree))
+            new, new_state = inner.update(native(updates), state, native(params), **extra)
+            return _like(updates, new), new_state
+
+        return _either(lambda: inner.update(updates, state, params, **extra_args), update_native)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _either(plain: Callable[[], Any], native: Callable[[], Any]) -> Any:
+    try:
+        return plain()
+    except (TypeError, ValueError) as error:
+        # If neither works, the kind of the tree is not the reason.
+        try:
+            return native()
+        except (TypeError, ValueError):
+            raise error from None
+
+
+def _like(tree: PyTree, values: PyTree) -> PyTree:
+    """Returns the values of a library's own tree by name in the structure of a plain one."""
+    leaves = trees.named_leaves(values)
+    return jax.tree.unflatten(
+        jax.tree.structure(tree), [leaves[name] for name in trees.leaf_names(tree)]
+    )
