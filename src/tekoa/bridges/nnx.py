@@ -70,11 +70,10 @@ def filter_of(trainable: Any) -> Any:
         return nnx.LoRAParam
     if isinstance(trainable, nnx.Optimizer):
         return trainable.wrt
-    is_filter = isinstance(trainable, type) or trainable is ... or callable(trainable)
-    is_list = isinstance(trainable, (list, tuple)) and len(trainable) > 0
-    if is_list and all(filter_of(entry) is not None for entry in trainable):
-        return type(trainable)(map(filter_of, trainable))
-    return trainable if is_filter else None
+    if isinstance(trainable, (list, tuple)) and trainable:
+        filters = [filter_of(entry) for entry in trainable]
+        return None if None in filters else filters
+    return trainable if trainable is ... or callable(trainable) else None
 
 
 def selected_names(module: nnx.Module, trainable: Any) -> set[trees.Name]:

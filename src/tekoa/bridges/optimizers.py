@@ -9,7 +9,7 @@ import optax
 
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
-from tekoa.optim.triples import convert
+from tekoa.optim.triples import convert, packed
 
 
 def as_transformation(optimizer: Any) -> optax.GradientTransformation:
@@ -24,10 +24,10 @@ def as_transformation(optimizer: Any) -> optax.GradientTransformation:
     """
     if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
         return optimizer
-    if isinstance(optimizer, tuple) and len(optimizer) == 3 and all(map(callable, optimizer)):
-        return convert.from_triple(convert.packed.Optimizer(*optimizer))
     if is_nnx_optimizer(optimizer):
         return as_transformation(optimizer.tx)
+    if isinstance(optimizer, tuple) and len(optimizer) == 3 and all(map(callable, optimizer)):
+        return convert.from_triple(packed.Optimizer(*optimizer))
     hint = ""
     if isinstance(optimizer, type) or callable(optimizer):
         hint = f" Call it: {getattr(optimizer, '__name__', 'optimizer')}(...)."

@@ -60,13 +60,13 @@ def split_named(
         raise TypeError(f"inputs={inputs!r} needs batches that are dicts, got {_kind(batch)}.")
     chosen = _names(inputs)
     wanted = _names(targets) if targets is not None else sorted(set(batch) - set(chosen))
-    if targets is None and len(wanted) > 1:
-        raise ValueError(
-            f"The batch has several entries besides {inputs!r}: {wanted}. Set targets=."
-        )
     if missing := [name for name in (*chosen, *wanted) if name not in batch]:
         raise ValueError(
             f"The batch has no entry {', '.join(map(repr, missing))}; it has {sorted(batch)}."
+        )
+    if targets is None and len(wanted) > 1:
+        raise ValueError(
+            f"The batch has several entries besides {inputs!r}: {wanted}. Set targets=."
         )
     return tuple(batch[name] for name in chosen), tuple(batch[name] for name in wanted)
 

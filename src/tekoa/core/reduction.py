@@ -84,7 +84,9 @@ def _n_rows(part: PyTree) -> int:
 
 
 @functools.lru_cache(maxsize=64)  # Each program of a loop traces the step again.
-def _find(loss: Callable[..., Any], structure: Any, leaves: tuple[_Leaf, ...], n_rows: int):
+def _find(
+    loss: Callable[..., Any], structure: Any, leaves: tuple[_Leaf, ...], n_rows: int
+) -> tuple[tuple[str, Reduction], ...]:
     def values(arguments: list[list[Any]]) -> list[dict[str, metrics.Mean]]:
         return [_values(loss(*structure.unflatten(args))) for args in arguments]
 
@@ -103,13 +105,13 @@ def _find(loss: Callable[..., Any], structure: Any, leaves: tuple[_Leaf, ...], n
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}). To "
             f"combine the losses of the parts nevertheless, {_DECLARE}."
         ) from error
-    names = results[0][0]
-    reductions = {
-        name: _classify([[values[name] for values in draw] for draw in results]) for name in names
-    }
-    if reductions[LOSS] is None:
-        raise ReductionError(_refusal([r[LOSS] for r in results[0]]))
-    return tuple((name, kind or "mean") for name, kind in reductions.items())
+    reductions: list[tuple[str, Reduction]] = []
+    for name in results[0][0]:
+        reduction = _classify([[values[name] for values in draw] for draw in results])
+        if reduction is None and name == LOSS:
+            raise ReductionError(_refusal([values[LOSS] for values in results[0]]))
+        reductions.append((name, reduction or "mean"))
+    return tuple(reductions)
 
 
 def _values(result: Any) -> dict[str, metrics.Mean]:
@@ -162,8 +164,8 @@ def _classify(draws: list[list[metrics.Mean]]) -> Reduction | None:
 
 
 def _kind(whole: metrics.Mean, *parts: metrics.Mean) -> Any:
-    totals = np.float64([part.total for part in parts])
-    counts = np.float64([part.count for part in parts])
+    totals = np.array([part.total for part in parts], np.float64)
+    counts = np.array([part.count for part in parts], np.float64)
     if not np.all(np.isfinite([whole.total, whole.count, *totals, *counts])):
         return "unclear"
     scale = _TOLERANCE * np.abs(totals).max()

@@ -146,7 +146,7 @@ class CheckpointFileReader:
     def restore(self, fresh: TrainState) -> Restored | None:
         """Returns the saved state in the structure of a fresh one, or None if there is none."""
         # Older steps have no sums of the loss: these start anew at every checkpoint anyway.
-        options = {"zeros_if_missing": ("sums",)}
+        options: dict[str, Any] = {"zeros_if_missing": ("sums",)}
         loaded = restore_lib.restore(self._directory, items_of(fresh), **options)
         if loaded is None:
             return None

@@ -28,7 +28,8 @@ _PARTS = {
 
 def _buildable_from_parts(cls: T) -> T:
     """Lets a checkpoint be created from the parts of its state instead of the state."""
-    init_fields = cls.__init__
+    target: Any = cls
+    init_fields = target.__init__
 
     @functools.wraps(init_fields)
     def init(self: Any, **fields: Any) -> None:
@@ -39,7 +40,7 @@ def _buildable_from_parts(cls: T) -> T:
             fields["state"] = TrainState.of_parts(step=fields.setdefault("step", 0), **parts)
         init_fields(self, **fields)
 
-    cls.__init__ = init
+    target.__init__ = init
     return cls
 
 
