@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import optax
 
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
-from tekoa.optim.triples import convert, packed
+from tekoa.optim.triples import convert
 
 
 def as_transformation(optimizer: Any) -> optax.GradientTransformation:
@@ -27,7 +27,7 @@ def as_transformation(optimizer: Any) -> optax.GradientTransformation:
     if is_nnx_optimizer(optimizer):
         return as_transformation(optimizer.tx)
     if isinstance(optimizer, tuple) and len(optimizer) == 3 and all(map(callable, optimizer)):
-        return convert.from_triple(packed.Optimizer(*optimizer))
+        return convert.from_triple(cast(Any, optimizer))
     hint = ""
     if isinstance(optimizer, type) or callable(optimizer):
         hint = f" Call it: {getattr(optimizer, '__name__', 'optimizer')}(...)."

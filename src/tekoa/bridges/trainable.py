@@ -55,15 +55,18 @@ def restrict(fns: ModelFns, trainable: Any) -> ModelFns:
             return params, variables
         return trained, {**variables, UNTRAINED: untrained}
 
+    inner_merge = fns.merge
+
     def merge(params: PyTree, variables: Variables) -> Any:
-        params, rest = merge_untrained(params, variables)
-        return params if fns.merge is None else fns.merge(params, rest)
+        return inner_merge and inner_merge(*merge_untrained(params, variables))
 
     def axes(rng: Any, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
         axes = {} if fns.axes is None else dict(fns.axes(rng, inputs))
         return {**axes, **{(UNTRAINED, *n[1:]): a for n, a in axes.items() if n[0] == "params"}}
 
-    return dataclasses.replace(fns, init=init, merge=merge, axes=axes)
+    return dataclasses.replace(
+        fns, init=init, merge=inner_merge and merge, axes=axes
+    )
 
 
 def _trained(params: PyTree, trainable: Any) -> dict[trees.Name, bool]:

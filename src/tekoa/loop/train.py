@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from tekoa._aliases import accept_aliases
 from tekoa.core import nonfinite, objective, trees
-from tekoa.core.model import ModelFns
+from tekoa.core.model import ModelFns, merge_untrained
 from tekoa.core.state import TrainState
 from tekoa.loop import initial_state, train_metrics
 from tekoa.loop.checkpoint import Summary
@@ -235,9 +235,9 @@ class TrainLoop:
 
     def _merged(self, params: Any) -> Any:
         state = self.state
-        if self._fns is None or self._fns.merge is None:
-            return params
         variables = objective.merge_carry(state.variables, state.carry)
+        if self._fns is None or self._fns.merge is None:
+            return merge_untrained(params, variables)[0]
         return self._fns.merge(params, variables)
 
     @property

@@ -65,3 +65,39 @@ def test_permanent_copies_need_not_coincide_with_checkpoints(tmp_path):
     )
     assert steps == plain_steps
     assert losses == pytest.approx(plain_losses, rel=1e-5)
+
+
+SUM = """
+import importlib.util
+import jax.numpy as jnp, optax
+from flax import linen as nn
+from tekoa.estimator import Experiment
+spec = importlib.util.spec_from_file_location("tiny", {tiny!r})
+tiny = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tiny)
+DEFAULTS, open_data, get_config = tiny.DEFAULTS, tiny.open_data, tiny.get_config
+
+def loss(logits, batch):
+    return {loss}
+
+def experiment(config, data):
+    inputs = lambda batch: batch["x"]
+    return Experiment(model=nn.Dense(2), loss=loss, optimizer=optax.sgd(0.01), inputs=inputs)
+"""
+CROSS_ENTROPY = "optax.softmax_cross_entropy_with_integer_labels(logits, batch['y'])"
+
+
+def test_accumulation_of_a_sum_gives_the_full_batch(tmp_path, capsys):
+    model = tmp_path / "sum_model.py"
+    model.write_text(SUM.format(tiny=TINY, loss=f"jnp.sum({CROSS_ENTROPY})"))
+    curves = []
+    for n_parts in (1, 5):
+        run = tmp_path / str(n_parts)
+        command = ["train", str(model), f"--model_dir={run}", f"--accumulate={n_parts}"]
+        assert main.main(command) == 0
+        curves.append([value for _, value in points(run, "train/loss")])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
+    model.write_text(SUM.format(tiny=TINY, loss="jnp.mean(logits @ logits.T)"))
+    command = ["train", str(model), f"--model_dir={tmp_path / 'mixed'}", "--accumulate=5"]
+    assert main.main(command) == ExitCode.USAGE
+    assert "neither a mean nor a sum" in capsys.readouterr().err
