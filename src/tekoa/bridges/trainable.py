@@ -64,9 +64,7 @@ def restrict(fns: ModelFns, trainable: Any) -> ModelFns:
         axes = {} if fns.axes is None else dict(fns.axes(rng, inputs))
         return {**axes, **{(UNTRAINED, *n[1:]): a for n, a in axes.items() if n[0] == "params"}}
 
-    return dataclasses.replace(
-        fns, init=init, merge=inner_merge and merge, axes=axes
-    )
+    return dataclasses.replace(fns, init=init, merge=inner_merge and merge, axes=axes)
 
 
 def _trained(params: PyTree, trainable: Any) -> dict[trees.Name, bool]:
