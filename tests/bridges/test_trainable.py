@@ -123,7 +123,9 @@ def test_a_tree_of_equinox_may_have_its_other_leaves():
     loop = make_loop(module, mask)
     assert trees.leaf_names(loop.state.params) == [("head", "weight")]
     labels = jax.tree.map(lambda _: "fast", eqx.filter(module, eqx.is_inexact_array))
-    by_labels = make_loop(module, None, optimizer=optax.partition({"fast": optax.sgd(0.1)}, labels))
+    # A module is callable, and optax would call it: the labels are the result of a function.
+    tx = optax.partition({"fast": optax.sgd(0.1)}, lambda _: labels)
+    by_labels = make_loop(module, None, optimizer=tx)
     by_rate = make_loop(module, None, optimizer=optax.sgd(0.1))
     for loop in (by_labels, by_rate):
         list(loop)
