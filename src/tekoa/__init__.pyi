@@ -13,11 +13,11 @@ from tekoa import testing as testing
 from tekoa.bridges.any_model import as_model_fns as as_model_fns
 from tekoa.bridges.lora import lora as lora
 from tekoa.bridges.scales import find_scales as find_scales
+from tekoa.core.loss.reduction import ReductionError as ReductionError
 from tekoa.core.metrics import Mean as Mean
 from tekoa.core.metrics import Totals as Totals
 from tekoa.core.model import ModelFns as ModelFns
 from tekoa.core.nonfinite import NonFiniteError as NonFiniteError
-from tekoa.core.reduction import ReductionError as ReductionError
 from tekoa.core.state import StepOutput as StepOutput
 from tekoa.core.state import TrainState as TrainState
 from tekoa.core.step import init_state as init_state

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from tekoa.core import batch as batches
 from tekoa.core import metrics
+from tekoa.core.loss.reduction import LOSS, Reduction, find_reductions, split_metrics
 from tekoa.core.model import UNTRAINED, ModelFns, Variables, cast_like, run_model
-from tekoa.core.reduction import LOSS, Reduction, find_reductions, split_metrics
 from tekoa.core.trees import PyTree
 
 Precision = Literal["float32", "bf16"]
@@ -81,7 +81,7 @@ class Objective:
         """Returns how the loss (under `LOSS`) and its metrics combine from `n_parts` parts.
 
         Raises:
-            ReductionError: If they do not; see `reduction.find_reductions`.
+            ReductionError: If they do not; see `loss.reduction.find_reductions`.
         """
         if self.reduction != "auto":
             return {LOSS: self.reduction, "loss": self.reduction}

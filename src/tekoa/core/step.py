@@ -13,8 +13,8 @@ import optax
 
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
+from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import ModelFns, Variables, cast_like, run_model
-from tekoa.core.reduction import Reduction
 from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.trees import PyTree
 

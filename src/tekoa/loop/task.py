@@ -16,8 +16,8 @@ from tekoa.bridges import any_model, optimizers
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
 from tekoa.core import step as steps
+from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import ModelFns
-from tekoa.core.reduction import Reduction
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 

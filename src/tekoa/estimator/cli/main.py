@@ -237,8 +237,8 @@ def _exit_code(error: BaseException) -> int | None:
         return ExitCode.USAGE
 
     # These import JAX.
+    from tekoa.core.loss.reduction import ReductionError
     from tekoa.core.nonfinite import NonFiniteError
-    from tekoa.core.reduction import ReductionError
     from tekoa.data import DataError
     from tekoa.sharding.mesh import LayoutError
 

@@ -5,10 +5,10 @@ import optax
 import pytest
 
 from tekoa.bridges.functions import model_fns
-from tekoa.core import reduction
 from tekoa.core import step as steps
+from tekoa.core.loss import reduction
+from tekoa.core.loss.reduction import ReductionError
 from tekoa.core.metrics import Mean
-from tekoa.core.reduction import ReductionError
 from tekoa.testing import count_compilations
 
 RNG = np.random.default_rng(0)

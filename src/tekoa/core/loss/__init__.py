@@ -1,0 +1,1 @@
+"""What a loss function is: how it reduces the rows of a batch."""
