@@ -1,0 +1,140 @@
+"""The optimizers that are compared: one setting for all tasks, and AdamW over a grid."""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+from optax import contrib
+
+import tekoa
+from tekoa import optim
+
+from . import training
+
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+WIDER = (1e-5, 3e-5, 1e-4, *RATES, 1e-1, 3e-1, 1.0)  # Used while the best is at the edge.
+DECAYS = (0.0, 0.1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """An optimizer by name. `prepare(trainer)` returns a function of `numbers`."""
+
+    name: str
+    prepare: Callable[[training.Trainer], training.MakeOptimizer]
+    numbers: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    eval_params: Callable[..., Any] | None = None
+    ours: bool = False  # Results are valid for one version of tekoa.optim only.
+
+    @property
+    def version(self) -> str:
+        return optim_version() if self.ours else f"optax {optax.__version__}"
+
+
+@functools.cache
+def optim_version() -> str:
+    """Returns a digest of the source of the optimizers."""
+    folder = pathlib.Path(tekoa.__file__).parent / "optim"
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def with_rate(scale: optax.GradientTransformation, schedule: optax.Schedule, rate: Any):
+    """Chains a direction with a rate that may be traced."""
+    return optax.chain(scale, optax.scale_by_schedule(lambda step: -rate * schedule(step)))
+
+
+def warmup_cosine(n_steps: int, warmup: float = 0.05) -> optax.Schedule:
+    """Returns a schedule that rises to 1 and falls to 0."""
+    return optax.warmup_cosine_decay_schedule(0.0, 1.0, round(warmup * n_steps), n_steps)
+
+
+def adamw(trainer: training.Trainer) -> training.MakeOptimizer:
+    schedule = warmup_cosine(trainer.task.n_steps)
+
+    def make(rate, decay):
+        parts = optax.scale_by_adam(), optax.add_decayed_weights(decay)
+        return with_rate(optax.chain(*parts), schedule, rate)
+
+    return make
+
+
+def nadamw(trainer: training.Trainer) -> training.MakeOptimizer:
+    schedule = warmup_cosine(trainer.task.n_steps, 0.1)
+    rate = lambda step: 0.001908 * schedule(step)
+    return lambda: optax.nadamw(rate, b1=0.909, b2=0.9989, weight_decay=0.0812)
+
+
+def schedule_free(trainer: training.Trainer) -> training.MakeOptimizer:
+    warmup_steps = round(0.02 * trainer.task.n_steps)
+    return lambda: contrib.schedule_free_adamw(
+        0.0025, warmup_steps=warmup_steps, b1=0.9, b2=0.9955, weight_decay=0.0812
+    )
+
+
+def muon(trainer: training.Trainer) -> training.MakeOptimizer:
+    schedule = warmup_cosine(trainer.task.n_steps)
+    rate = lambda step: 0.0001357 * schedule(step)
+    return lambda: contrib.muon(
+        lambda step: 28.6 * rate(step), beta=0.956, adam_learning_rate=rate
+    )
+
+
+def ademamix(trainer: training.Trainer) -> training.MakeOptimizer:
+    schedule = warmup_cosine(trainer.task.n_steps)
+    rate = lambda step: 0.002 * schedule(step)
+    return lambda: contrib.ademamix(rate, b1=0.8, b2=0.995, b3=0.9995, alpha=8, weight_decay=0.1)
+
+
+def prodigy(trainer: training.Trainer) -> training.MakeOptimizer:
+    return lambda: contrib.prodigy(optax.cosine_decay_schedule(1.0, trainer.task.n_steps))
+
+
+def dadapt_adamw(trainer: training.Trainer) -> training.MakeOptimizer:
+    return lambda: contrib.dadapt_adamw(optax.cosine_decay_schedule(1.0, trainer.task.n_steps))
+
+
+def amos(trainer: training.Trainer) -> training.MakeOptimizer:
+    """Published Amos with the scales that are read off the model."""
+    n_batches = trainer.n_examples / trainer.task.batch_size
+    schedule = warmup_cosine(trainer.task.n_steps)
+    tx = optim.amos_for(
+        trainer.loss_fn(),
+        trainer.init(0)[0],
+        trainer.batch(),
+        n_batches=n_batches,
+        learning_rate=lambda step: n_batches**-0.5 * schedule(step),
+        momentum=0.9,
+    )
+    return lambda: tx
+
+
+CONTESTANTS = {
+    contestant.name: contestant
+    for contestant in (
+        Contestant(name="adamw 1e-3", prepare=adamw, numbers={"rate": 1e-3, "decay": 0.0}),
+        Contestant(name="nadamw", prepare=nadamw),
+        Contestant(
+            name="schedule-free",
+            prepare=schedule_free,
+            eval_params=contrib.schedule_free_eval_params,
+        ),
+        Contestant(name="muon", prepare=muon),
+        Contestant(name="ademamix", prepare=ademamix),
+        Contestant(name="prodigy", prepare=prodigy),
+        Contestant(name="d-adaptation", prepare=dadapt_adamw),
+        Contestant(name="amos", prepare=amos, ours=True),
+    )
+}
+
+
+def adamw_setting(rate: float, decay: float) -> Contestant:
+    """Returns one point of AdamW's grid."""
+    numbers = {"rate": rate, "decay": decay}
+    return Contestant(name=f"adamw {rate:g} {decay:g}", prepare=adamw, numbers=numbers)
