@@ -17,7 +17,8 @@ import pathlib
 
 import jax
 
-from . import checks, contestants, report, results as results_lib, tasks
+from . import checks, contestants, report, tasks
+from . import results as results_lib
 
 RESULTS = pathlib.Path(__file__).parent / "results.jsonl"
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from . import contestants, data, models, report, results as results_lib, tasks
+from . import contestants, data, models, report, tasks
+from . import results as results_lib
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # On the default of `auto`.
 ADAMW_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
@@ -43,9 +44,7 @@ def sweep(
     for name, line in settings.items():
         rates = [rate for rate, _ in line]
         for size, task in sizes:
-            losses = [
-                results.get(task, contestant, seed)["loss"] or 99.0 for _, contestant in line
-            ]
+            losses = [results.get(task, contestant, seed)["loss"] or 99.0 for _, contestant in line]
             best = f"{best_of_parabola(rates, losses):.3g}"
             default = losses[rates.index(1.0)] / min(losses) if name == "auto" else math.nan
             cells = [f"{loss:.4g}" for loss in losses]

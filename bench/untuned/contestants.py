@@ -1,9 +1,11 @@
 """The optimizers that are compared: one setting for all tasks, and AdamW over a grid."""
 
+import ast
 import dataclasses
 import functools
 import hashlib
-import pathlib
+import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,21 +30,23 @@ class Contestant:
     prepare: Callable[[training.Trainer], training.MakeOptimizer]
     numbers: Mapping[str, float] = dataclasses.field(default_factory=dict)
     eval_params: Callable[..., Any] | None = None
-    ours: bool = False  # Results are valid for one version of tekoa.optim only.
+    module: types.ModuleType | None = None  # Where the optimizer is, if it is one of Tekoa's.
 
     @property
     def version(self) -> str:
-        return optim_version() if self.ours else f"optax {optax.__version__}"
+        return digest_of(self.module) if self.module else f"optax {optax.__version__}"
 
 
 @functools.cache
-def optim_version() -> str:
-    """Returns a digest of the source of the optimizers."""
-    folder = pathlib.Path(tekoa.__file__).parent / "optim"
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+def digest_of(module: types.ModuleType) -> str:
+    """Returns a digest of a module's code, which comments and docstrings do not change."""
+    tree = ast.parse(inspect.getsource(module))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
 
 
 def with_rate(scale: optax.GradientTransformation, schedule: optax.Schedule, rate: Any):
@@ -50,9 +54,9 @@ def with_rate(scale: optax.GradientTransformation, schedule: optax.Schedule, rat
     return optax.chain(scale, optax.scale_by_schedule(lambda step: -rate * schedule(step)))
 
 
-def warmup_cosine(n_steps: int, warmup: float = 0.05) -> optax.Schedule:
-    """Returns a schedule that rises to 1 and falls to 0."""
-    return optax.warmup_cosine_decay_schedule(0.0, 1.0, round(warmup * n_steps), n_steps)
+def warmup_cosine(n_steps: int, peak: float = 1.0, warmup: float = 0.05) -> optax.Schedule:
+    """Returns a schedule that rises to `peak` and falls to 0."""
+    return optax.warmup_cosine_decay_schedule(0.0, peak, round(warmup * n_steps), n_steps)
 
 
 def adamw(trainer: training.Trainer) -> training.MakeOptimizer:
@@ -66,8 +70,7 @@ def adamw(trainer: training.Trainer) -> training.MakeOptimizer:
 
 
 def nadamw(trainer: training.Trainer) -> training.MakeOptimizer:
-    schedule = warmup_cosine(trainer.task.n_steps, 0.1)
-    rate = lambda step: 0.001908 * schedule(step)
+    rate = warmup_cosine(trainer.task.n_steps, 0.001908, warmup=0.1)
     return lambda: optax.nadamw(rate, b1=0.909, b2=0.9989, weight_decay=0.0812)
 
 
@@ -79,16 +82,13 @@ def schedule_free(trainer: training.Trainer) -> training.MakeOptimizer:
 
 
 def muon(trainer: training.Trainer) -> training.MakeOptimizer:
-    schedule = warmup_cosine(trainer.task.n_steps)
-    rate = lambda step: 0.0001357 * schedule(step)
-    return lambda: contrib.muon(
-        lambda step: 28.6 * rate(step), beta=0.956, adam_learning_rate=rate
-    )
+    n_steps = trainer.task.n_steps
+    rates = [warmup_cosine(n_steps, peak) for peak in (28.6 * 0.0001357, 0.0001357)]
+    return lambda: contrib.muon(rates[0], beta=0.956, adam_learning_rate=rates[1])
 
 
 def ademamix(trainer: training.Trainer) -> training.MakeOptimizer:
-    schedule = warmup_cosine(trainer.task.n_steps)
-    rate = lambda step: 0.002 * schedule(step)
+    rate = warmup_cosine(trainer.task.n_steps, 0.002)
     return lambda: contrib.ademamix(rate, b1=0.8, b2=0.995, b3=0.9995, alpha=8, weight_decay=0.1)
 
 
@@ -115,9 +115,29 @@ def amos(trainer: training.Trainer) -> training.MakeOptimizer:
     return lambda: tx
 
 
+def auto(trainer: training.Trainer) -> training.MakeOptimizer:
+    """What `optimizer="auto"` is; `factor` multiplies its steps."""
+    table = scales_of(trainer)
+    size = optim.sphere.step_size(trainer.task.n_steps)
+    return lambda factor: optim.sphere.sphere(
+        table, learning_rate=lambda count: factor * size(count)
+    )
+
+
+def scales_of(trainer: training.Trainer) -> Any:
+    return tekoa.scales(trainer.loss_fn(), trainer.init(0)[0], *trainer.batch())
+
+
+def auto_setting(factor: float) -> "Contestant":
+    """Returns `auto` with other steps than its own."""
+    name = "auto" if factor == 1 else f"auto x {factor:g}"
+    return Contestant(name=name, prepare=auto, numbers={"factor": factor}, module=optim.sphere)
+
+
 CONTESTANTS = {
     contestant.name: contestant
     for contestant in (
+        auto_setting(1.0),
         Contestant(name="adamw 1e-3", prepare=adamw, numbers={"rate": 1e-3, "decay": 0.0}),
         Contestant(name="nadamw", prepare=nadamw),
         Contestant(
@@ -129,7 +149,7 @@ CONTESTANTS = {
         Contestant(name="ademamix", prepare=ademamix),
         Contestant(name="prodigy", prepare=prodigy),
         Contestant(name="d-adaptation", prepare=dadapt_adamw),
-        Contestant(name="amos", prepare=amos, ours=True),
+        Contestant(name="amos", prepare=amos, module=optim.amos.transform),
     )
 }
 

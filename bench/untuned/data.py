@@ -124,9 +124,12 @@ def next_word_classes(n_classes: int = 64) -> tuple[Arrays, Arrays]:
 
 
 def unscaled_regression() -> tuple[Arrays, Arrays]:
-    """40 inputs with scales e^N(0,1), and targets of a random network, times 8."""
+    """40 inputs with scales e^N(0,1), and noisy targets of rms 7 of a random network."""
     rng = np.random.default_rng(0)
-    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
     scales = np.exp(normal(40))
     hidden, out = normal(40, 8) / np.sqrt(40), normal(8, 1) / np.sqrt(8)
     x = normal(24_000, 40)

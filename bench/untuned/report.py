@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import contestants, results as results_lib, tasks
+from . import contestants, tasks
+from . import results as results_lib
 
 BEST_ADAMW = "best AdamW"
 FAILED = 2.0  # A run that ends above this multiple of the best AdamW counts as failed.
@@ -106,7 +107,9 @@ def auto_table(scores: Scores, name: str = "auto") -> str:
     for task, by_name in scores.items():
         mine, best = by_name[name], by_name[BEST_ADAMW]
         accuracies = [f"{100 * s.accuracy:.2f}" if s.accuracies else "" for s in (best, mine)]
-        rows.append([task, _loss(best), _loss(mine), f"{ratio(scores, task, name):.3f}", *accuracies])
+        rows.append(
+            [task, _loss(best), _loss(mine), f"{ratio(scores, task, name):.3f}", *accuracies]
+        )
     header = ["task", "best AdamW", name, "ratio", "accuracy, AdamW", f"accuracy, {name}"]
     return markdown_table(header, rows)
 
@@ -132,7 +135,9 @@ def ratio_table(scores: Scores) -> str:
         ]
         rows.append((means[0], name, means, [ratio(scores, task, name) for task in scores]))
     header = ["contestant", *scores, *groups]
-    cells = [[name, *map(_ratio, ratios), *map(_ratio, means)] for _, name, means, ratios in sorted(rows)]
+    cells = [
+        [name, *map(_ratio, ratios), *map(_ratio, means)] for _, name, means, ratios in sorted(rows)
+    ]
     return markdown_table(header, cells)
 
 
@@ -181,7 +186,9 @@ def draw_ratios(scores: Scores, path: pathlib.Path) -> None:
     figure, axes = pyplot.subplots(figsize=(10, 4.5))
     for name in names:
         ratios = [min(ratio(scores, task, name), 4) for task in scores]
-        style = {"color": "black", "s": 70, "zorder": 3} if name == "auto" else {"s": 25, "alpha": 0.7}
+        style = (
+            {"color": "black", "s": 70, "zorder": 3} if name == "auto" else {"s": 25, "alpha": 0.7}
+        )
         axes.scatter(range(len(scores)), ratios, label=name, **style)
     axes.axhline(1, color="grey", lw=1)
     axes.set_yscale("log")

@@ -77,8 +77,11 @@ class Results:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
-        print(f"{task.name:12} {contestant.name:18} seed {seed} {run or ''} {record['loss']}"
-              f" {record['accuracy']} ({record['seconds']} s)", flush=True)
+        print(
+            f"{task.name:12} {contestant.name:18} seed {seed} {run or ''} {record['loss']}"
+            f" {record['accuracy']} ({record['seconds']} s)",
+            flush=True,
+        )
         return record
 
     def trainer(self, task: tasks.Task) -> training.Trainer:
@@ -104,17 +107,17 @@ def best_adamw(
 
     def first(rate):
         settings = [contestants.adamw_setting(rate, decay) for decay in contestants.DECAYS]
-        return {setting.name: (setting, results.get(task, setting, seeds[0])) for setting in settings}
+        return [(setting, results.get(task, setting, seeds[0])) for setting in settings]
 
     by_rate = {rate: first(rate) for rate in contestants.RATES}
     while True:
         rates = sorted(by_rate)
-        best = min(rates, key=lambda rate: min(loss(r) for _, r in by_rate[rate].values()))
+        best = min(rates, key=lambda rate: min(loss(r) for _, r in by_rate[rate]))
         place = contestants.WIDER.index(best) + {rates[0]: -1, rates[-1]: 1}.get(best, 0)
         if not 0 <= place < len(contestants.WIDER) or contestants.WIDER[place] in by_rate:
             break
         by_rate[contestants.WIDER[place]] = first(contestants.WIDER[place])
-    runs = [pair for by_name in by_rate.values() for pair in by_name.values()]
+    runs = [pair for pairs in by_rate.values() for pair in pairs]
     limit = 1.06 * min(loss(record) for _, record in runs)
     finalists = [
         (setting, [results.get(task, setting, seed) for seed in seeds])

@@ -46,7 +46,9 @@ def rms(x, axis=None):
     return np.sqrt(np.mean(np.square(np.asarray(x, np.float64)), axis=axis))
 
 
-def expected_params(n, *, c=0.5, b1=0.9, b2=0.99, factor=1.0, bound=0.0, row_radius=False):
+def expected_params(
+    n, *, c=0.5, b1=0.9, b2=0.99, factor=2.0, bound=0.2, nesterov=True, row_radius=False
+):
     """The formulas in float64, parameter by parameter."""
     params = {name: x.astype(np.float64) for name, x in PARAMS.items()}
     m = {name: np.zeros(shape) for name, shape in SHAPES.items()}
@@ -58,7 +60,10 @@ def expected_params(n, *, c=0.5, b1=0.9, b2=0.99, factor=1.0, bound=0.0, row_rad
         for name, g in grads(t - 1).items():
             m[name] = b1 * m[name] + (1 - b1) * g
             v[name] = b2 * v[name] + (1 - b2) * g.astype(np.float64) ** 2
-            u = m[name] / (1 - b1**t) / np.sqrt(v[name] / (1 - b2**t))
+            u = m[name] / (1 - b1**t)
+            if nesterov:
+                u = (b1 * m[name] + (1 - b1) * g) / (1 - b1 ** (t + 1))
+            u = u / np.sqrt(v[name] / (1 - b2**t))
             is_row = row_radius and name == "table"
             if name != "bias" and not is_row:
                 u = u / max(rms(u), bound)
@@ -67,6 +72,8 @@ def expected_params(n, *, c=0.5, b1=0.9, b2=0.99, factor=1.0, bound=0.0, row_rad
                 w = w * ETA[name] / rms(w, axis=1)[:, None]
             elif name in ("body", "table"):
                 w = w * ETA[name] / rms(w)
+            elif name == "head" and t == 1:
+                w = w * min(1, ETA[name] / rms(w))
             params[name] = w
     return params
 
@@ -77,9 +84,10 @@ def expected_params(n, *, c=0.5, b1=0.9, b2=0.99, factor=1.0, bound=0.0, row_rad
         ({}, {}),
         ({"c": 1.0, "b1": 0.5, "b2": 0.9}, {"c": 1.0, "b1": 0.5, "b2": 0.9}),
         ({"output_factor": 3.0, "min_rms": 0.9}, {"factor": 3.0, "bound": 0.9}),
+        ({"nesterov": False}, {"nesterov": False}),
         ({"row_radius": True}, {"row_radius": True}),
     ],
-    ids=["default", "decays", "output", "rows"],
+    ids=["default", "decays", "output", "momentum", "rows"],
 )
 def test_steps_follow_the_formulas(settings, expected):
     params, _ = run(sphere.sphere(TABLE, n_steps=12, **settings), PARAMS, 12)
@@ -87,11 +95,20 @@ def test_steps_follow_the_formulas(settings, expected):
         np.testing.assert_allclose(params[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
 
 
-def test_hidden_kernels_end_on_their_scale_and_the_output_is_free():
+def test_hidden_kernels_end_on_their_scale():
     params, _ = run(sphere.sphere(TABLE, n_steps=10), PARAMS, 1)
     assert rms(params["body"]) == pytest.approx(ETA["body"], rel=1e-5)
     assert rms(params["table"]) == pytest.approx(ETA["table"], rel=1e-5)
-    assert rms(params["head"]) == pytest.approx(rms(PARAMS["head"]), rel=0.2)
+
+
+def test_output_starts_no_larger_than_its_scale_and_grows_freely():
+    tx = sphere.sphere(TABLE, n_steps=10)
+    large = {**PARAMS, "head": 10 * PARAMS["head"]}
+    assert rms(run(tx, large, 1)[0]["head"]) == pytest.approx(ETA["head"], rel=1e-5)
+    small = {**PARAMS, "head": 1e-3 * PARAMS["head"]}
+    assert rms(run(tx, small, 1)[0]["head"]) < 0.5 * ETA["head"]
+    same_sign = lambda i: jax.tree.map(lambda w: -np.sign(w), PARAMS)
+    assert rms(run(tx, large, 10, same_sign)[0]["head"]) > 1.2 * ETA["head"]
 
 
 def test_initial_size_of_hidden_kernels_does_not_matter():
@@ -169,8 +186,9 @@ def test_slots_of_bfloat16_parameters_are_float32():
 
 def test_gradient_of_zero_moves_only_to_the_scale():
     zeros = jax.tree.map(np.zeros_like, PARAMS)
-    params, _ = run(sphere.sphere(TABLE, n_steps=5), PARAMS, 2, lambda i: zeros)
-    np.testing.assert_array_equal(params["head"], PARAMS["head"])
+    start = {**PARAMS, "head": 0.1 * PARAMS["head"]}
+    params, _ = run(sphere.sphere(TABLE, n_steps=5), start, 2, lambda i: zeros)
+    np.testing.assert_array_equal(params["head"], start["head"])
     np.testing.assert_allclose(
         params["body"], PARAMS["body"] * ETA["body"] / rms(PARAMS["body"]), rtol=1e-5
     )

@@ -2,7 +2,7 @@
 
 A hidden kernel takes steps of a fixed size relative to its scale and is rescaled to that
 scale after each of them, so that neither a learning rate nor a weight decay is needed, and
-the initial size of the weights does not matter. Output kernels take the same steps without
+the initial size of the weights does not matter. Output kernels take twice these steps without
 the rescaling: the size of logits and targets is for the data to say. Scales and roles come
 from a `ScaleTable`; the size of a step follows from the number of steps.
 """
@@ -25,6 +25,12 @@ Tail = Literal["cosine", "linear", "constant"]
 _FLOOR = 2**-125  # Of second moments, so that a gradient of 0 gives an update of 0.
 
 
+class ProjectToSphereState(NamedTuple):
+    """The state of `project_to_sphere` between steps."""
+
+    count: Any  # Completed updates, an int32 array.
+
+
 class ScaleBySphereState(NamedTuple):
     """The state of `scale_by_sphere` between steps."""
 
@@ -44,8 +50,9 @@ def sphere(
     b1: float = 0.9,
     b2: float = 0.99,
     is_reduced: bool = False,
-    output_factor: float = 1.0,
-    min_rms: float = 0.0,
+    nesterov: bool = True,
+    output_factor: float = 2.0,
+    min_rms: float = 0.2,
     row_radius: bool = False,
 ) -> optax.GradientTransformation:
     """Creates the sphere optimizer for the model that a table of scales was found for.
@@ -62,9 +69,12 @@ def sphere(
         b2: Decay of the running mean of squared gradients.
         is_reduced: Whether second moments are averaged over the axes that the table's slots
             share, which halves the memory of the optimizer.
-        output_factor: Factor on the steps of output kernels.
-        min_rms: Lower bound of the rms that the steps of a kernel are divided by. Without a
-            bound, rarely used rows of a sparse gradient take steps of full size.
+        nesterov: Whether the direction includes the current gradient as the next step's mean
+            of gradients will, as in NAdam.
+        output_factor: Factor on the steps of kernels and biases at the output.
+        min_rms: Lower bound of the rms that the steps of a kernel are divided by. The ratio of
+            moments of pure noise has an rms of about 0.23; much less means that most entries
+            have no gradient, and dividing would enlarge the steps of the few others.
         row_radius: Whether tables that are only looked up keep the scale of each row, and
             take steps that are not divided by their rms.
 
@@ -92,6 +102,7 @@ def sphere(
             b1=b1,
             b2=b2,
             is_reduced=is_reduced,
+            nesterov=nesterov,
             output_factor=output_factor,
             min_rms=min_rms,
             row_radius=row_radius,
@@ -204,8 +215,9 @@ def scale_by_sphere(
     b1: float = 0.9,
     b2: float = 0.99,
     is_reduced: bool = False,
-    output_factor: float = 1.0,
-    min_rms: float = 0.0,
+    nesterov: bool = True,
+    output_factor: float = 2.0,
+    min_rms: float = 0.2,
     row_radius: bool = False,
 ) -> optax.GradientTransformation:
     """Creates the first part of `sphere`: updates of the parameters' own scales.
@@ -238,6 +250,7 @@ def scale_by_sphere(
         del params
         count: Any = optax.safe_increment(state.count)
         unbias1, unbias2 = (1 - jnp.asarray(b, jnp.float32) ** count for b in (b1, b2))
+        unbias_next = 1 - jnp.asarray(b1, jnp.float32) ** (count + 1)
 
         def update_param(name: trees.Name, mu: jax.Array, nu: jax.Array, g: Any) -> Any:
             if g is None:
@@ -245,7 +258,8 @@ def scale_by_sphere(
             grad = jnp.asarray(g, mu.dtype)
             mu = b1 * mu + (1 - b1) * grad
             nu = b2 * nu + (1 - b2) * slots.mean_of_squares(grad, nu.shape)
-            u = mu / unbias1 * jax.lax.rsqrt(jnp.maximum(nu / unbias2, _FLOOR))
+            mean = (b1 * mu + (1 - b1) * grad) / unbias_next if nesterov else mu / unbias1
+            u = mean * jax.lax.rsqrt(jnp.maximum(nu / unbias2, _FLOOR))
             step = to_scale(u, table[name], **settings)
             return step.astype(jnp.result_type(g)), mu, nu
 
@@ -261,18 +275,25 @@ def project_to_sphere(
     """Creates the last part of `sphere`: hidden kernels end each step on their scale.
 
     The incoming updates already include the sign. Each copy of a kernel, such as a layer of
-    a stack, is rescaled separately. Arguments are those of `sphere`.
+    a stack, is rescaled separately. Output kernels above their scale are reduced to it by the
+    first step, and are free afterwards. Arguments are those of `sphere`.
     """
+
+    def init(params: trees.PyTree) -> ProjectToSphereState:
+        del params
+        return ProjectToSphereState(count=jnp.zeros((), jnp.int32))
 
     def update(
         updates: trees.PyTree, state: Any, params: trees.PyTree | None = None
-    ) -> tuple[trees.PyTree, Any]:
+    ) -> tuple[trees.PyTree, ProjectToSphereState]:
         if params is None:
             raise ValueError("Sphere needs params: call update(grads, state, params).")
 
+        is_first = state.count == 0
+
         def project(name: trees.Name, param: Any, delta: Any) -> Any:
             row = table[name]
-            if delta is None or not has_radius(row):
+            if delta is None or row.role.kind not in ("contracted", "looked up"):
                 return delta
             dtype = transform.compute_dtype(param)
             moved = jnp.asarray(param, dtype) + jnp.asarray(delta, dtype)
@@ -280,11 +301,14 @@ def project_to_sphere(
             rms = _rms(moved, row.role.free if by_row else _own_axes(row))
             eta = jnp.asarray(table.eta_fn(name, moved.shape), dtype)
             factor = jnp.where(rms > 0, eta / jnp.where(rms > 0, rms, 1), 1)
+            if not has_radius(row):
+                factor = jnp.where(is_first, jnp.minimum(factor, 1), 1)
             return (moved * factor - jnp.asarray(param, dtype)).astype(jnp.result_type(delta))
 
-        return _map_columns(lambda *leaf: (project(*leaf),), params, updates)[0], state
+        projected = _map_columns(lambda *leaf: (project(*leaf),), params, updates)[0]
+        return projected, ProjectToSphereState(optax.safe_increment(state.count))
 
-    return optax.GradientTransformation(optax.init_empty_state, update)
+    return optax.GradientTransformation(init, update)
 
 
 def has_radius(row: ScaleRow) -> bool:
@@ -299,16 +323,17 @@ def to_scale(
     u: jax.Array,
     row: ScaleRow,
     *,
-    output_factor: float = 1.0,
-    min_rms: float = 0.0,
+    nesterov: bool = True,
+    output_factor: float = 2.0,
+    min_rms: float = 0.2,
     row_radius: bool = False,
 ) -> jax.Array:
     """Rescales the direction of a step to the parameter's scale, as `scale_by_sphere` does."""
     eta = jnp.asarray(row.eta if row.eta_by_slice is None else row.eta_by_slice, u.dtype)
+    factor = output_factor if row.role.is_output else 1.0
     is_plain = not row.role.is_kernel or (row_radius and row.role.kind == "looked up")
     if is_plain:
-        return eta * u
-    factor = output_factor if row.role.is_output else 1.0
+        return factor * eta * u
     return u * (eta * factor / jnp.maximum(_rms(u, _own_axes(row)), max(min_rms, _FLOOR)))
 
 
