@@ -29,7 +29,7 @@ def main() -> None:
         os.environ["TEKOA_DATA"] = flags.data
     if flags.programs:
         jax.config.update("jax_compilation_cache_dir", flags.programs)
-    results = results_lib.Results(flags.results)
+    results = results_lib.Results(flags.results, flags.stored)
     if flags.check:
         for name in flags.check:
             show(flags.page, f"check-{name}", checks.CHECKS[name](results, flags.full))
@@ -37,15 +37,20 @@ def main() -> None:
     chosen = [tasks.TASKS[name] for name in flags.tasks]
     scores = report.collect(results, chosen, flags.contestants, tuple(range(flags.seeds)))
     show(flags.page, "tasks", report.task_table(scores))
+    if not flags.contestants:
+        return
     if "auto" in flags.contestants:
         show(flags.page, "auto", report.auto_table(scores))
-    show(flags.page, "ratios", report.ratio_table(scores))
-    show(flags.page, "profile", report.profile_table(scores))
+    pictures = {"ratios": report.draw_ratios, "profile": report.draw_profile}
+    texts = {"ratios": report.ratio_table(scores), "profile": report.profile_table(scores)}
+    for name, draw in pictures.items():
+        if flags.page:
+            picture = flags.page.with_name(f"untuned-{name}.png")
+            draw(scores, picture)
+            texts[name] += f"\n\n![{name}]({picture.name})"
+        show(flags.page, name, texts[name])
     failures = "\n".join(f"- {line}" for line in report.failures(scores)) or "- none"
     show(flags.page, "failures", failures)
-    if flags.page:
-        report.draw_ratios(scores, flags.page.with_name("untuned-ratios.png"))
-        report.draw_profile(scores, flags.page.with_name("untuned-profile.png"))
 
 
 def parse_flags() -> argparse.Namespace:
@@ -62,6 +67,7 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--check", nargs="+", choices=checks.CHECKS, help="instead of the tasks")
     parser.add_argument("--full", action="store_true", help="checks in their published sizes")
+    parser.add_argument("--stored", action="store_true", help="train nothing, show what there is")
     parser.add_argument("--data", help="in place of $TEKOA_DATA")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--programs", help="folder in which JAX stores compiled programs")

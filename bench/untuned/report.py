@@ -1,5 +1,6 @@
 """Tables, pictures and the page of the results."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -52,25 +53,34 @@ def collect(
     names: Sequence[str],
     seeds: tuple[int, ...],
 ) -> Scores:
-    """Returns the scores of all contestants, after training those that are missing."""
+    """Returns the scores of all contestants, without those that are not trained."""
     scores: dict[str, dict[str, Score]] = {}
     for task in task_list:
         best, records = results_lib.best_adamw(results, task, seeds)
-        by_name = {BEST_ADAMW: score(records, best.name.removeprefix("adamw "))}
+        scores[task.name] = {BEST_ADAMW: score(records, best.name.removeprefix("adamw "))}
         for name in names:
             contestant = contestants.CONTESTANTS[name]
-            by_name[name] = score([results.get(task, contestant, seed) for seed in seeds])
-        scores[task.name] = by_name
+            with contextlib.suppress(results_lib.NotTrainedError):
+                records = [results.get(task, contestant, seed) for seed in seeds]
+                scores[task.name][name] = score(records)
     return scores
 
 
+def contestants_of(scores: Scores) -> list[str]:
+    return list(dict.fromkeys(name for by_name in scores.values() for name in by_name))
+
+
 def ratio(scores: Scores, task: str, name: str) -> float:
-    """Returns the loss relative to that of the best AdamW."""
+    """Returns the loss relative to that of the best AdamW, NaN if it is not trained."""
+    if name not in scores[task]:
+        return math.nan
     return scores[task][name].loss / scores[task][BEST_ADAMW].loss
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(math.log(value) for value in values)) if values else math.nan
+    """Returns the geometric mean of the values that are not NaN."""
+    logs = [math.log(value) for value in values if not math.isnan(value)]
+    return math.exp(statistics.fmean(logs)) if logs else math.nan
 
 
 def profile(scores: Scores, name: str, factor: float) -> float:
@@ -78,6 +88,7 @@ def profile(scores: Scores, name: str, factor: float) -> float:
     within = [
         by_name[name].loss <= factor * min(score.loss for score in by_name.values())
         for by_name in scores.values()
+        if name in by_name
     ]
     return statistics.fmean(within)
 
@@ -105,6 +116,8 @@ def task_table(scores: Scores) -> str:
 def auto_table(scores: Scores, name: str = "auto") -> str:
     rows = []
     for task, by_name in scores.items():
+        if name not in by_name:
+            continue
         mine, best = by_name[name], by_name[BEST_ADAMW]
         accuracies = [f"{100 * s.accuracy:.2f}" if s.accuracies else "" for s in (best, mine)]
         rows.append(
@@ -120,7 +133,6 @@ def _loss(score: Score) -> str:
 
 def ratio_table(scores: Scores) -> str:
     """All contestants on all tasks, relative to the best AdamW, by rising geometric mean."""
-    names = next(iter(scores.values())).keys()
     groups: dict[str, Callable[[str], bool]] = {
         "all": lambda task: True,
         "tuned on": lambda task: tasks.TASKS[task].tuned_on,
@@ -128,7 +140,7 @@ def ratio_table(scores: Scores) -> str:
         "without regression": lambda task: task != "regression",
     }
     rows = []
-    for name in names:
+    for name in contestants_of(scores):
         means = [
             geometric_mean([ratio(scores, task, name) for task in scores if belongs(task)])
             for belongs in groups.values()
@@ -142,14 +154,15 @@ def ratio_table(scores: Scores) -> str:
 
 
 def _ratio(value: float) -> str:
+    if math.isnan(value):
+        return "not run"
     return f"{value:.2f}" if value < 100 else "failed"
 
 
 def profile_table(scores: Scores, factors: Sequence[float] = (1.0, 1.02, 1.1, 1.25, 1.5, 2)) -> str:
-    names = next(iter(scores.values())).keys()
     rows = [
         [name, *(f"{100 * profile(scores, name, factor):.0f} %" for factor in factors)]
-        for name in names
+        for name in contestants_of(scores)
     ]
     return markdown_table(["contestant", *(f"within {f:g} x" for f in factors)], rows)
 
@@ -160,7 +173,7 @@ def failures(scores: Scores) -> list[str]:
         f"{name} on {task}: {by_name[name].loss:.4g}, {_ratio(ratio(scores, task, name))} times"
         for task, by_name in scores.items()
         for name in by_name
-        if not ratio(scores, task, name) <= FAILED
+        if ratio(scores, task, name) > FAILED
     ]
 
 
@@ -182,7 +195,7 @@ def draw_ratios(scores: Scores, path: pathlib.Path) -> None:
     """Draws all contestants on all tasks, relative to the best AdamW."""
     from matplotlib import pyplot
 
-    names = [name for name in next(iter(scores.values())) if name != BEST_ADAMW]
+    names = [name for name in contestants_of(scores) if name != BEST_ADAMW]
     figure, axes = pyplot.subplots(figsize=(10, 4.5))
     for name in names:
         ratios = [min(ratio(scores, task, name), 4) for task in scores]
@@ -206,7 +219,7 @@ def draw_profile(scores: Scores, path: pathlib.Path) -> None:
 
     factors = np.geomspace(1, 4, 200)
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for name in next(iter(scores.values())):
+    for name in contestants_of(scores):
         style = {"color": "black", "lw": 2.5} if name == "auto" else {"lw": 1.2}
         if name == BEST_ADAMW:
             style = {"color": "grey", "lw": 2, "ls": "--"}

@@ -1,5 +1,6 @@
 """Results on disk, one JSON line per run, so that an interrupted bench continues."""
 
+import contextlib
 import json
 import math
 import pathlib
@@ -12,11 +13,21 @@ from . import contestants, tasks, training
 TASKS_VERSION = 1
 
 
-class Results:
-    """Runs what is missing and returns the outcome of any run."""
+class NotTrainedError(LookupError):
+    """A result is not stored, and nothing is to be trained."""
 
-    def __init__(self, path: pathlib.Path):
+
+class Results:
+    """Returns the outcome of any run, after training it if it is not stored.
+
+    Args:
+        path: The file of results; it need not exist.
+        stored_only: Whether a missing result is a `NotTrainedError`.
+    """
+
+    def __init__(self, path: pathlib.Path, stored_only: bool = False):
         self.path = path
+        self.stored_only = stored_only
         self.lines: dict[str, dict[str, Any]] = {}
         if path.exists():
             for line in path.read_text().splitlines():
@@ -49,6 +60,8 @@ class Results:
     ) -> dict[str, Any]:
         """Returns the record of a run, after training if it is not on disk."""
         record = self.find(task, contestant, seed, **run)
+        if record is None and self.stored_only:
+            raise NotTrainedError(f"No result of {contestant.name} on {task.name}, seed {seed}.")
         if record is None:
             record = self._train(task, contestant, seed, run)
         return record
@@ -99,7 +112,8 @@ def best_adamw(
     """Returns the best setting of AdamW's grid and its records.
 
     All rates and decays run with the first seed, further rates while the best is at the edge.
-    Settings within 6 % of the best there run with the other seeds, and the mean counts.
+    Settings within 30 % of the best there run with the other seeds, and the mean counts. With
+    `stored_only`, those that lack a seed are left out.
     """
 
     def loss(record):
@@ -118,10 +132,11 @@ def best_adamw(
             break
         by_rate[contestants.WIDER[place]] = first(contestants.WIDER[place])
     runs = [pair for pairs in by_rate.values() for pair in pairs]
-    limit = 1.06 * min(loss(record) for _, record in runs)
-    finalists = [
-        (setting, [results.get(task, setting, seed) for seed in seeds])
-        for setting, record in runs
-        if loss(record) <= limit
-    ]
+    limit = 1.3 * min(loss(record) for _, record in runs)
+    finalists = []
+    for setting, record in sorted(runs, key=lambda run: loss(run[1])):
+        with contextlib.suppress(NotTrainedError):
+            if loss(record) <= limit:
+                records = [results.get(task, setting, seed) for seed in seeds]
+                finalists.append((setting, records))
     return min(finalists, key=lambda pair: sum(map(loss, pair[1])))
