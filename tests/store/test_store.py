@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 import zlib
 
 import equinox as eqx
@@ -257,3 +258,42 @@ def test_error_in_the_with_block_is_not_hidden_by_a_failed_save(tmp_path, caplog
     with pytest.raises(KeyError, match="mine"):
         body()
     assert "saving step 1 failed" in caplog.text
+
+
+def test_slow_save_option_is_checked(tmp_path):
+    with pytest.raises(ValueError, match="'wait' or 'skip', got 'never'"):
+        store.Store(tmp_path, on_slow_save="never")
+
+
+def test_two_threads_may_save_into_one_store(tmp_path):
+    with store.Store(tmp_path, keep=[store.KeepEvery(1)], fatal_after=1) as writer:
+
+        def save(steps):
+            for step in steps:
+                writer.save(step, {"x": np.full(2, step)})
+
+        threads = [threading.Thread(target=save, args=(range(i, 12, 2),)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert writer.steps() == list(range(12))
+    assert [store.load(tmp_path, step=n)["x"][0] for n in range(12)] == list(range(12))
+
+
+def test_store_whose_save_is_stuck_closes_in_time_and_keeps_its_lease(tmp_path, monkeypatch):
+    gate = threading.Event()
+    commit_now = commit.commit
+
+    def stuck(*args, **options):
+        gate.wait(60)
+        return commit_now(*args, **options)
+
+    monkeypatch.setattr(commit, "commit", stuck)
+    writer = store.Store(tmp_path, grace_seconds=0.05)
+    writer.save(1, {"x": np.ones(1)})
+    with pytest.raises(errors.SaveFailedError, match=r"step 1 did not end within 0\.05 seconds"):
+        writer.close()
+    gate.set()
+    writer._saver.wait()
+    assert writer.steps() == [1]  # It still had the right to commit.

@@ -41,7 +41,7 @@ READERS, WRITERS, RESUME = (
     "faults/test_two_writers.py",
     "faults/test_resume.py",
 )
-PEERS = "hosts/test_faults.py"
+PEERS, DISK = "hosts/test_faults.py", "faults/test_slow_disk.py"
 
 CASES = [
     Case(
@@ -127,7 +127,7 @@ CASES = [
     Case(
         "A10",
         "disk full",
-        "reported within {reported_after_steps} step, {leftover_bytes} bytes left over, older "
+        "reported after {reported_after_steps} steps, {leftover_bytes} bytes left over, older "
         "steps intact, recovers",
         ("faults/test_disk_full.py::test_full_disk_is_reported_and_survived",),
         orbax="`save()` returns True, `latest_step()` names a step that does not exist",
@@ -135,9 +135,31 @@ CASES = [
     Case(
         "A11",
         "limit on file size",
-        "reported within {reported_after_steps} step, {leftover_bytes} bytes left over, older "
+        "reported after {reported_after_steps} steps, {leftover_bytes} bytes left over, older "
         "steps intact, recovers",
         ("faults/test_disk_full.py::test_limit_on_file_size_is_reported_and_survived",),
+    ),
+    Case(
+        "",
+        "writes fail with EIO or ENOSPC",
+        "reported at once with the reason; {steps_lost} older steps lost, {left_behind} files left "
+        "behind, the next save succeeds",
+        (
+            f"{DISK}::test_failed_write_is_reported_with_its_reason_and_survived[EIO]",
+            f"{DISK}::test_failed_write_is_reported_with_its_reason_and_survived[ENOSPC]",
+        ),
+    ),
+    Case(
+        "",
+        "slow disk: {saves} saves, each slower than the interval between them",
+        "{failed_saves} saves failed, {late_saves} waited for the one before and said so",
+        (f"{DISK}::test_saves_on_a_slow_disk_succeed_and_say_that_they_wait",),
+    ),
+    Case(
+        "",
+        "stuck disk, then SIGTERM, with a grace period of {grace_seconds} s",
+        "exit code {exit_code} after {seconds_to_exit} s; the last committed step is intact",
+        (f"{DISK}::test_first_signal_ends_a_run_whose_disk_is_stuck",),
     ),
     Case(
         "A12",

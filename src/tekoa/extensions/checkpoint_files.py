@@ -74,6 +74,10 @@ class StoreWriter:
     def __init__(self, checkpoint_store: store.Store):
         self._store = checkpoint_store
 
+    def poll(self) -> None:
+        """Raises if saves failed; cheap enough to be called before every step."""
+        self._store.poll()
+
     def wait(self) -> None:
         """Waits until all checkpoints are on disk."""
         self._store.wait()
@@ -92,6 +96,9 @@ class CheckpointFileWriter(StoreWriter):
         keep: Number of the newest steps to keep.
         keep_every: If set, multiples of this step are kept as well.
         format: "native", or "t5x" for steps that T5X can read too.
+        grace_seconds: How long to wait for a save to end when the program exits or is stopped.
+        on_slow_save: What to do if the previous save has not ended: "wait" for it, or "skip" the
+            new one. The last checkpoint is never skipped.
     """
 
     @accept_aliases(output_dir="directory")
@@ -102,11 +109,21 @@ class CheckpointFileWriter(StoreWriter):
         keep: int = 1,
         keep_every: int | None = None,
         format: Literal["native", "t5x"] = "native",
+        grace_seconds: float = 60.0,
+        on_slow_save: Literal["wait", "skip"] = "wait",
     ):
         rules: list[retention.Rule] = [retention.KeepLast(keep)]
         if keep_every is not None:
             rules.append(retention.KeepEvery(keep_every))
-        super().__init__(store.Store(directory, keep=rules, format=format))
+        super().__init__(
+            store.Store(
+                directory,
+                keep=rules,
+                format=format,
+                grace_seconds=grace_seconds,
+                on_slow_save=on_slow_save,
+            )
+        )
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Starts storing a checkpoint; see `Store.save` about existing steps."""
@@ -146,8 +163,7 @@ class CheckpointFileReader:
     def restore(self, fresh: TrainState) -> Restored | None:
         """Returns the saved state in the structure of a fresh one, or None if there is none."""
         # Older steps have no sums of the loss: these start anew at every checkpoint anyway.
-        options: dict[str, Any] = {"zeros_if_missing": ("sums",)}
-        loaded = restore_lib.restore(self._directory, items_of(fresh), **options)
+        loaded = restore_lib.restore(self._directory, items_of(fresh), zeros_if_missing=("sums",))
         if loaded is None:
             return None
         if loaded.skipped and self._quarantine and os.access(self._directory, os.W_OK):
@@ -155,7 +171,7 @@ class CheckpointFileReader:
                 contextlib.suppress(errors.LeaseHeldError),
                 store.Store(self._directory, keep=()) as writable,
             ):
-                loaded = writable.restore(items_of(fresh), **options) or loaded
+                writable.quarantine_damaged(skip.step for skip in loaded.skipped)
         return Restored(
             state=state_of(loaded.items),
             data_state=loaded.meta.get("data_state"),

@@ -18,6 +18,8 @@ from tekoa import hosts
 EXIT_STOPPED = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
+_flags: list["StopFlag"] = []
+
 
 class StopFlag:
     """A flag set by a stop signal; cheap to poll by `is_set`.
@@ -71,6 +73,7 @@ def stop_flag() -> Iterator[StopFlag]:
     """
     flag = StopFlag()
     previous = {}
+    _flags.append(flag)
     try:
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
@@ -79,6 +82,7 @@ def stop_flag() -> Iterator[StopFlag]:
                 previous[number] = signal.signal(number, flag._on_signal)
         yield flag
     finally:
+        _flags.remove(flag)
         for number, handler in previous.items():
             # Python cannot restore a handler that was not set by Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -90,3 +94,8 @@ def _replace_closed_terminal() -> None:
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(fd).st_mode) and not os.isatty(fd):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+
+
+def is_stop_requested() -> bool:
+    """Returns whether a `stop_flag` of this program has been told to stop."""
+    return any(flag.is_requested() for flag in _flags)

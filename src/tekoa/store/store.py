@@ -4,6 +4,7 @@ It holds the lease, saves steps in the background, removes those that no rule ke
 the newest valid one. It knows only named trees, not training loops.
 """
 
+import functools
 import itertools
 import json
 import logging
@@ -12,7 +13,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from tekoa import hosts
 from tekoa.core import files
@@ -20,7 +21,7 @@ from tekoa.core.trees import PyTree
 from tekoa.store import errors
 from tekoa.store.commit import background, commit, identity, paths, retention, together
 from tekoa.store.commit.lease import Lease, acquire
-from tekoa.store.formats import leaves
+from tekoa.store.formats import leaves, nonfinite
 from tekoa.store.formats.index import Index, read_index
 from tekoa.store.formats.step import Format, finish_step, is_committed, open_step, write_step
 from tekoa.store.read.restore import LoadedStep, restore
@@ -33,7 +34,8 @@ _numbers = itertools.count(1)
 class Store:
     """Saves and restores the steps of one directory, as its only writer.
 
-    Of several processes that train together, process 0 holds the lease and commits.
+    Of several processes that train together, process 0 holds the lease and commits. Several
+    threads of one process may save; their saves run one after another.
 
     Args:
         directory: The directory of steps; created if needed.
@@ -42,7 +44,12 @@ class Store:
         format: 'native', or 't5x' for steps that T5X can read too.
         axes: For 't5x': by item, a tree of axes as for `t5x.write`.
         fatal_after: Number of consecutive failed saves that raise an error.
-        grace_seconds: How long the program waits at exit for a save to end.
+        grace_seconds: How long the program waits for a save to end when it exits or is stopped.
+        on_slow_save: What happens to a save while the one before still runs: 'wait' for that
+            one, or 'skip' it. The last one that was skipped is saved by `wait` and `close`.
+
+    Attributes:
+        directory: The directory of steps, resolved.
 
     Raises:
         errors.LeaseHeldError: If another process is writing to the directory.
@@ -59,7 +66,10 @@ class Store:
         axes: Mapping[str, Any] | None = None,
         fatal_after: int = 3,
         grace_seconds: float = 60.0,
+        on_slow_save: Literal["wait", "skip"] = "wait",
     ):
+        if on_slow_save not in ("wait", "skip"):
+            raise ValueError(f"on_slow_save must be 'wait' or 'skip', got {on_slow_save!r}.")
         if format not in ("native", "t5x"):
             raise ValueError(f"format must be 'native' or 't5x', got {format!r}.")
         self._rules, self._keep_newest = tuple(keep), keep_newest
@@ -73,6 +83,8 @@ class Store:
         self._saver = background.BackgroundSaver(
             fatal_after=fatal_after, grace_seconds=grace_seconds
         )
+        self._on_slow_save = on_slow_save
+        self._nonfinite = nonfinite.Watch()
         self._metrics: dict[int, dict[str, float]] = {}
         self._saved: set[int] = set()
         self._parent = ""
@@ -96,7 +108,10 @@ class Store:
         replace: bool = False,
         parent: str = "",
     ) -> None:
-        """Starts saving a step in the background, after waiting for an earlier save to end.
+        """Starts saving a step in the background; see `on_slow_save` if another save runs.
+
+        Arrays of parameters, optimizer state or averages that contain NaN or Inf are saved, and a
+        warning names them.
 
         A step that this store has saved or restored is not saved again, unless `replace` is set.
 
@@ -162,7 +177,20 @@ class Store:
             if self._lease is not None:
                 self._retain(self._lease, step)
 
-        self._saver.start(f"{self.directory}: saving step {step}", job)
+        what = f"{self.directory}: saving step {step}"
+        if self._on_slow_save == "skip" and self._is_writer_busy(step):
+            self._saver.postpone(what, job)
+        else:
+            self._saver.start(what, job)
+
+    def _is_writer_busy(self, step: int) -> bool:
+        what = f"{self._what}, is busy at {step}"
+        return together.run_on_writer(self._group, what, lambda: self._saver.is_busy)
+
+    @property
+    def n_late_saves(self) -> int:
+        """Number of saves so far that waited for the one before, or were skipped."""
+        return self._saver.n_late
 
     def _choose(self, step: int, origin: str, *, replace: bool) -> str:
         """Returns what to do about a step that may exist: 'new', 'replace', 'saved' or 'keep'.
@@ -212,6 +240,8 @@ class Store:
         pairs = [leaves.describe(name, leaf) for name, leaf in leaves.flatten(items).items()]
         stored = [pair for pair in pairs if pair is not None]
         values = {leaf.name: value for leaf, value in stored}
+        for line in self._nonfinite.look(values):
+            _log.warning("step %d: %s", step, line)
         index = Index(
             step=step,
             leaves={leaf.name: leaf for leaf, _ in stored},
@@ -292,12 +322,29 @@ class Store:
         _log.info("restored step %d of %s", restored.step, self.directory)
         return restored
 
+    def quarantine_damaged(self, steps: Iterable[int]) -> None:
+        """Quarantines those of the steps that are damaged; they no longer count."""
+
+        def check(step: int) -> None:
+            path = paths.step_dir(self.directory, step)
+            try:
+                if path.is_dir():
+                    open_step(path)
+            except errors.DamagedError as error:
+                self._quarantine(step, str(error))
+
+        for step in steps:
+            what = f"{self._what}, quarantine of {step}"
+            together.run_on_writer(self._group, what, functools.partial(check, step))
+
     def steps(self) -> list[int]:
         """Lists the committed steps, lowest first."""
         return paths.list_steps(self.directory)
 
     def poll(self) -> None:
-        """Reports a failed save; call it every step, since it costs almost nothing.
+        """Raises if saves failed; call it every step, since it costs almost nothing.
+
+        A failed save is logged as soon as it fails.
 
         Raises:
             errors.SaveFailedError: After `fatal_after` failures in a row.
@@ -325,7 +372,8 @@ class Store:
         try:
             self._saver.close(grace_seconds)
         finally:
-            if self._lease is not None:
+            # A save that is still running needs the lease.
+            if self._lease is not None and not self._saver.is_busy:
                 self._lease.release()
 
     def __enter__(self) -> "Store":

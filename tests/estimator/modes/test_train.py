@@ -1,12 +1,18 @@
+import json
+import os
 import pathlib
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
 from tekoa import store
 from tekoa.estimator.cli import main
 from tekoa.estimator.cli.exit_codes import ExitCode
-from tekoa.store.commit import paths
+from tekoa.estimator.modes import train
+from tekoa.extensions import checkpoint_files
+from tekoa.store import errors
+from tekoa.store.commit import commit, lease, paths
 from tekoa.testing import assert_trees_equal
 
 TINY = str(pathlib.Path(__file__).parents[1] / "tiny_model.py")
@@ -101,3 +107,28 @@ def test_accumulation_of_a_sum_gives_the_full_batch(tmp_path, capsys):
     command = ["train", str(model), f"--model_dir={tmp_path / 'mixed'}", "--accumulate=5"]
     assert main.main(command) == ExitCode.USAGE
     assert "neither a mean nor a sum" in capsys.readouterr().err
+
+
+def test_second_trainer_is_refused_before_the_model_is_created(tmp_path, capsys, monkeypatch):
+    parent = os.getppid()
+    owner = {**lease._identity(parent), "token": "other", "count": 0}
+    (tmp_path / lease.NAME).write_text(json.dumps(owner))
+    monkeypatch.setattr(train, "_train_loop", lambda *_: pytest.fail("the model was created"))
+    assert main.main(["train", TINY, f"--model_dir={tmp_path}", *CHECKED]) == ExitCode.IN_USE
+    assert f"process {parent} on " in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [lease.NAME]
+
+
+def test_fatal_save_is_raised_before_the_next_dispatch(tmp_path, monkeypatch):
+    def lose(*_, **__):
+        raise errors.FencedError("lost")
+
+    monkeypatch.setattr(commit, "commit", lose)
+    keeper = checkpoint_files.CheckpointFileWriter(tmp_path)
+    before_dispatch = train._before_dispatch(keeper, None)
+    before_dispatch(0)
+    keeper._store.save(1, {"x": np.ones(1)})
+    keeper._store._saver._thread.join()
+    with pytest.raises(errors.FencedError, match="lost"):
+        before_dispatch(1)
+    keeper.close()

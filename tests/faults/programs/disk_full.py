@@ -58,7 +58,7 @@ def main(directory, break_disk):
     free = break_disk(directory)
     before = n_bytes(directory)
     writer.save(3, tree(3))
-    # Steps of a loop that polls: the report must come with the first one after the failure.
+    # Steps of a loop that polls: the report must not wait for one.
     n_steps_late = 0
     while writer._saver._thread.is_alive():
         time.sleep(0.001)

@@ -57,7 +57,7 @@ def test_failure_in_one_of_several_threads_is_raised(tmp_path, monkeypatch):
 def test_replace_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
     durable.replace(tmp_path / "file", b"old")
 
-    def fail(path, data):
+    def fail(path, data, *, sync):
         pathlib.Path(path).write_bytes(data[:1])
         raise OSError("disk")
 

@@ -50,7 +50,7 @@ def test_all_commits_of_one_process_have_its_start_and_those_of_another_do_not(t
 def test_forked_child_is_a_start_of_its_own():
     program = (
         "import os; from tekoa.store.commit.identity import start_id\n"
-        "start_id(); os.fork(); print(start_id(), flush=True)"
+        "start_id(); os.fork(); os.write(1, f'{start_id()} '.encode())"
     )
     output = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60)
     assert len(set(output.split())) == 2
@@ -80,7 +80,7 @@ def test_step_of_an_earlier_version_has_a_digest_alone(tmp_path):
 def test_copy_has_the_identity_of_the_original(tmp_path):
     path = save(tmp_path / "run", 3, 1.0)
     (path / "PINNED").touch()
-    copied = copy.copy_step(path, tmp_path / "best", keep=1)
+    copied = copy.copy_step(path, tmp_path / "best")
     assert store.commit_id(copied) == store.commit_id(path)
     assert not (copied / "PINNED").exists()
 
@@ -88,7 +88,7 @@ def test_copy_has_the_identity_of_the_original(tmp_path):
 def test_step_without_a_manifest_has_the_identity_of_its_copy(golden, tmp_path):
     (source,) = (golden / "ts_amos").glob("checkpoint_*")
     shutil.copytree(source, tmp_path / source.name)
-    copied = copy.copy_step(tmp_path / source.name, tmp_path / "best", keep=1)
+    copied = copy.copy_step(tmp_path / source.name, tmp_path / "best")
     before = store.commit_id(tmp_path / source.name)
     assert store.commit_id(copied) == before
     (tmp_path / source.name / "PINNED").touch()
@@ -99,8 +99,8 @@ def test_step_without_a_manifest_has_the_identity_of_its_copy(golden, tmp_path):
 
 
 def test_copy_of_another_history_replaces_the_copy_with_the_same_number(tmp_path):
-    old = copy.copy_step(save(tmp_path / "run", 3, 1.0), tmp_path / "best", keep=1)
-    new = copy.copy_step(save(tmp_path / "other", 3, 2.0), tmp_path / "best", keep=1)
+    old = copy.copy_step(save(tmp_path / "run", 3, 1.0), tmp_path / "best")
+    new = copy.copy_step(save(tmp_path / "other", 3, 2.0), tmp_path / "best")
     assert (old, value_of(new)) == (new, 2.0)
     assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["checkpoint_3"]
 

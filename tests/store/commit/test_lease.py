@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from tekoa import store
 from tekoa.store import errors
 from tekoa.store.commit import lease
 
@@ -118,3 +120,111 @@ def test_unreadable_lease_does_not_count_as_a_free_directory(tmp_path, monkeypat
     started = time.monotonic()
     lease.acquire(tmp_path)[0].release()
     assert time.monotonic() - started > 0.1
+
+
+def test_pid_that_another_user_has_now_does_not_keep_the_lease(tmp_path, monkeypatch):
+    write_owner(tmp_path, pid=os.getppid(), start="1")
+    monkeypatch.setattr(os, "kill", refuse)
+    lease.acquire(tmp_path)[0].release()
+
+
+def test_living_process_of_another_user_is_respected(tmp_path, monkeypatch):
+    write_owner(tmp_path, pid=os.getppid(), start=lease._process(os.getppid())[0])
+    monkeypatch.setattr(os, "kill", refuse)
+    with pytest.raises(errors.LeaseHeldError, match=f"process {os.getppid()} on "):
+        lease.acquire(tmp_path)
+
+
+def refuse(pid, number):
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_process_that_is_hidden_counts_as_alive_only_while_it_renews(tmp_path, monkeypatch):
+    write_owner(tmp_path, pid=os.getppid(), start="1")
+    monkeypatch.setattr(lease, "_process", lambda pid: ("", False))
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
+    started = time.monotonic()
+    lease.acquire(tmp_path)[0].release()
+    assert time.monotonic() - started > 0.3
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**40, "7", None])
+def test_impossible_pid_in_a_lease_is_not_signalled(tmp_path, monkeypatch, pid):
+    write_owner(tmp_path, pid=pid)
+    monkeypatch.setattr(lease, "STALE_SECONDS", 0.1)
+    monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail(f"kill({pid}, {number})"))
+    lease.acquire(tmp_path)[0].release()
+
+
+def test_lease_file_that_could_not_be_removed_does_not_block_its_own_process(tmp_path):
+    held, _ = lease.acquire(tmp_path)
+    text = (tmp_path / lease.NAME).read_text()
+    held.release()
+    (tmp_path / lease.NAME).write_text(text)
+    lease.acquire(tmp_path)[0].release()
+
+
+def test_one_thread_renews_all_leases(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    leases = [lease.acquire(tmp_path / str(i))[0] for i in range(5)]
+    deadline = time.monotonic() + 10
+    while min(owner(held.directory)["count"] for held in leases) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert [thread.name for thread in threading.enumerate()].count("tekoa-lease") == 1
+    for held in leases:
+        held.release()
+
+
+def test_renewals_are_not_synced(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("fsync"))
+    held, _ = lease.acquire(tmp_path)
+    held._renew()
+    assert owner(tmp_path)["count"] == 1
+    held.release()
+
+
+def test_threads_of_one_process_wait_for_each_other_without_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "_LOCK_SECONDS", 0.05)
+    held, _ = lease.acquire(tmp_path)
+    is_inside, gate = threading.Event(), threading.Event()
+
+    def stay():
+        with held.fence():
+            is_inside.set()
+            gate.wait(10)
+
+    other = threading.Thread(target=stay)
+    other.start()
+    is_inside.wait(10)
+    threading.Timer(0.3, gate.set).start()
+    with held.fence():
+        assert gate.is_set()
+    other.join()
+    held.release()
+
+
+def test_release_is_bounded_while_another_thread_is_stuck_in_the_fence(tmp_path, monkeypatch):
+    monkeypatch.setattr(lease, "_LOCK_SECONDS", 0.05)
+    held, _ = lease.acquire(tmp_path)
+    held._lock.acquire()
+    worker = threading.Thread(target=held.release)
+    worker.start()
+    worker.join(10)
+    assert not worker.is_alive()
+    held._lock.release()
+    assert (tmp_path / lease.NAME).exists()
+    lease.acquire(tmp_path)[0].release()
+
+
+def test_leftovers_of_killed_renewals_are_swept_and_foreign_files_are_not(tmp_path):
+    ours = tmp_path / f".writer.lease.{'0a' * 16}"
+    foreign = [tmp_path / ".writer.lease.backup", tmp_path / f".other.{'0a' * 16}"]
+    for path in (ours, *foreign):
+        path.write_text("{}")
+    (tmp_path / "target").write_text("keep")
+    link = tmp_path / f".writer.lease.{'1b' * 16}"
+    link.symlink_to(tmp_path / "target")
+    store.Store(tmp_path).close()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"target", link.name, *(path.name for path in foreign)}

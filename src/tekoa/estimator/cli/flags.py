@@ -124,6 +124,12 @@ class RunConfig:
     on_nan: Literal["stop", "skip", "count", "ignore"] = _flag(
         "stop", "what to do on NaN or Inf: stop, skip, count or ignore", "train"
     )
+    on_slow_save: Literal["wait", "skip"] = _flag(
+        "wait", "if the previous save has not ended: wait for it, or skip the new one", "train"
+    )
+    grace_seconds: float = _flag(
+        60.0, "how long to wait for a save to end after a stop signal", "train", least=0
+    )
     steps_per_dispatch: str = _flag("auto", "steps sent to the device at once, or auto", "train")
     mesh: str | None = _flag(None, "sizes of mesh axes, such as data=2,model=4", _ON_DEVICES)
     num_partitions: int = _flag(1, "size of the mesh's model axis", _ON_DEVICES, least=1)

@@ -58,10 +58,11 @@ def _train(run: runs.Run, program: Program) -> int:
         if config.profiler_port is not None:
             jax.profiler.start_server(config.profiler_port)
         trace = _step_trace(run, stack)
-        loop = _train_loop(program, run, seed, stop_flag)
-        loop.before_dispatch = trace
-        validation = program.validation(loop, stop_flag)
+        # First of all: a second trainer is refused before it has read or computed anything.
         keeper = _writer(run, "", config.max_ckpt, stack)
+        loop = _train_loop(program, run, seed, stop_flag)
+        loop.before_dispatch = _before_dispatch(keeper, trace)
+        validation = program.validation(loop, stop_flag)
         runs.start_training(run, seed, n_steps=loop.n_steps, scales=scales)
         stages = list(_stages(run, validation, loop, stop_flag, stack))
         last = None
@@ -167,6 +168,22 @@ def _step_trace(run: runs.Run, stack: contextlib.ExitStack) -> profiler.StepTrac
     return stack.enter_context(contextlib.closing(trace))
 
 
+def _before_dispatch(
+    keeper: checkpoint_files.CheckpointFileWriter, trace: profiler.StepTrace | None
+) -> Callable[[int], None]:
+    """Returns the hook that raises if saves failed, and profiles the requested steps."""
+    # Several processes must stop at the same step: they see a failure at the next save.
+    is_alone = hosts.current().count == 1
+
+    def before_dispatch(step: int) -> None:
+        if is_alone:
+            keeper.poll()
+        if trace is not None:
+            trace(step)
+
+    return before_dispatch
+
+
 def _stages(
     run: runs.Run,
     validation: serial.Stage | None,
@@ -190,7 +207,11 @@ def _writer(
     run: runs.Run, subdirectory: str, keep: int, stack: contextlib.ExitStack
 ) -> checkpoint_files.CheckpointFileWriter:
     writer = checkpoint_files.CheckpointFileWriter(
-        run.model_dir / subdirectory, keep=keep, format=run.config.checkpoint_format
+        run.model_dir / subdirectory,
+        keep=keep,
+        format=run.config.checkpoint_format,
+        grace_seconds=run.config.grace_seconds,
+        on_slow_save=run.config.on_slow_save,
     )
     return stack.enter_context(contextlib.closing(writer))
 

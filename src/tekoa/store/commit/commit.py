@@ -158,7 +158,9 @@ def sweep(lease: Lease) -> None:
         leftovers = [
             path for kind in ("tmp", "trash") for path in paths.unfinished(lease.directory, kind)
         ]
-        for path in leftovers:
-            durable.remove(path, on_file=lambda: fault_points.reach("mid_gc"))
+        files = lease.leftovers()
+    # Outside the fence, which the renewal of the lease needs: this may take long.
+    for path in (*leftovers, *files):
+        durable.remove(path, on_file=lambda: fault_points.reach("mid_gc"))
     if leftovers:
         _log.warning("%s: removed %d unfinished steps", lease.directory, len(leftovers))

@@ -87,26 +87,34 @@ def checksums(
     return {path: results[path] for path in paths}
 
 
-def write_new(path: str | os.PathLike[str], data: bytes) -> None:
-    """Creates a file and forces it to disk; fails if it exists."""
+def write_new(path: str | os.PathLike[str], data: bytes, *, sync: bool = True) -> None:
+    """Creates a file and, with `sync`, forces it to disk; fails if it exists."""
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
 
 
-def replace(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replaces a file atomically: readers see the old or the new bytes, never a mix."""
+def replace(path: str | os.PathLike[str], data: bytes, *, sync: bool = True) -> None:
+    """Replaces a file atomically: readers see the old or the new bytes, never a mix.
+
+    Args:
+        path: The file; it need not exist.
+        data: Its new contents.
+        sync: Also force the file to disk. If not, it may be damaged after a power cut.
+    """
     path = pathlib.Path(path)
     tmp = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        write_new(tmp, data)
+        write_new(tmp, data, sync=sync)
         os.replace(tmp, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(tmp)
         raise
-    fsync(path.parent)
+    if sync:
+        fsync(path.parent)
 
 
 def exchange(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> None:

@@ -5,7 +5,8 @@ taken over only if its process is dead on this machine, or if its count has not 
 `STALE_SECONDS` of our own clock; the clocks of two hosts are never compared. All changes to
 the directory happen inside `Lease.fence()`, which checks again that the lease is still ours:
 a writer that was suspended and replaced cannot commit or delete anything. One process may
-hold the lease of a directory several times.
+hold the lease of a directory several times. One thread renews all leases of a process. The file
+is never synced: after a power cut its process is gone, whatever the file contains.
 """
 
 import atexit
@@ -16,12 +17,13 @@ import json
 import logging
 import os
 import pathlib
+import re
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from tekoa.core import files
 from tekoa.store import errors
@@ -30,11 +32,16 @@ from tekoa.store.commit import durable
 NAME = "writer.lease"
 RENEW_SECONDS = 2.0
 STALE_SECONDS = 20.0
+# How long to wait for another process that is changing the directory.
+_LOCK_SECONDS = 4.0
+# What a process that is killed during a renewal leaves behind; see `durable.replace`.
+_LEFTOVER = re.compile(re.escape(f".{NAME}.") + "[0-9a-f]{32}")
 
 _log = logging.getLogger("tekoa.store")
 _register_once = functools.cache(atexit.register)
 _held: dict[pathlib.Path, "Lease"] = {}
 _held_lock = threading.RLock()
+_renewer: threading.Thread | None = None
 
 
 class Lease:
@@ -49,16 +56,21 @@ class Lease:
         self._path = directory / NAME
         self._me = {**_identity(os.getpid()), "token": uuid.uuid4().hex, "count": 0}
         self._n_holders = 1
-        self._stop = threading.Event()
+        self._is_lost = False
+        self._lock = threading.RLock()
 
     @contextlib.contextmanager
     def fence(self) -> Iterator[None]:
         """Guards a change to the directory: the body runs only if the lease is still held.
 
+        Other threads of this process are waited for as long as it takes, other processes for a
+        few seconds.
+
         Raises:
             errors.FencedError: If the lease was lost.
+            errors.LeaseHeldError: If another process does not finish its change.
         """
-        with _locked(self.directory):
+        with self._lock, _locked(self.directory):
             owner = _read(self._path)
             if owner is None or owner.get("token") != self._me["token"]:
                 raise errors.FencedError(
@@ -75,22 +87,38 @@ class Lease:
             if self._n_holders > 0 or self._me["pid"] != os.getpid():
                 return
             _held.pop(self.directory, None)
-            self._stop.set()
-        with contextlib.suppress(errors.StoreError, OSError), self.fence():
-            self._path.unlink()
+            # With a stuck disk another thread may never leave the fence. The file then stays; it
+            # is worthless once this process has ended.
+            if self._lock.acquire(timeout=_LOCK_SECONDS):
+                with contextlib.suppress(errors.StoreError, OSError), self.fence():
+                    self._path.unlink()
+                self._lock.release()
+
+    def leftovers(self) -> list[pathlib.Path]:
+        """Lists the files that killed processes left while they renewed the lease.
+
+        Call it inside the fence: this process renews there too.
+        """
+        with os.scandir(self.directory) as entries:
+            return [
+                self.directory / entry.name
+                for entry in entries
+                if _LEFTOVER.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            ]
 
     def _renew(self) -> None:
-        while not self._stop.wait(RENEW_SECONDS):
-            try:
-                with self.fence():
-                    self._me["count"] += 1
-                    durable.replace(self._path, json.dumps(self._me).encode())
-            except errors.FencedError as error:
-                if not self._stop.is_set():
-                    _log.error("%s", error)
-                return
-            except (errors.LeaseHeldError, OSError):
-                continue  # A full disk or a slow process must not end the renewal.
+        if self._is_lost or self._me["pid"] != os.getpid():
+            return
+        try:
+            with self.fence():
+                self._me["count"] += 1
+                durable.replace(self._path, json.dumps(self._me).encode(), sync=False)
+        except errors.FencedError as error:
+            if _held.get(self.directory) is self:  # Else it was just released.
+                self._is_lost = True
+                _log.error("%s", error)
+        except (errors.LeaseHeldError, OSError):
+            pass  # A full disk or a slow process must not end the renewal.
 
 
 def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
@@ -120,13 +148,28 @@ def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
             _take(lease)
             _held[path] = lease
             _register_once(_release_all)
+            _start_renewals()
     except OSError as error:
         raise errors.StoreError(
             f"Cannot write to {path}, so checkpoints could not be saved: {error}. Choose a "
             "directory that this user may write to."
         ) from error
-    threading.Thread(target=lease._renew, name="tekoa-lease", daemon=True).start()
     return lease, True
+
+
+def _start_renewals() -> None:
+    """Starts the thread that renews all leases of this process, unless it runs."""
+    global _renewer
+    if _renewer is None or not _renewer.is_alive():  # A forked child has no threads.
+        _renewer = threading.Thread(target=_renew_all, name="tekoa-lease", daemon=True)
+        _renewer.start()
+
+
+def _renew_all() -> None:
+    pause = threading.Event()
+    while not pause.wait(RENEW_SECONDS):
+        for lease in list(_held.values()):
+            lease._renew()
 
 
 @contextlib.contextmanager
@@ -167,12 +210,14 @@ def _take(lease: Lease) -> None:
         with _locked(lease.directory):
             owner = _read(lease._path)
             waited = time.monotonic() - start
-            if owner is None or _is_dead(owner) or (owner == first_seen and waited > STALE_SECONDS):
+            state = "free" if owner is None else _state(owner)
+            if state in ("free", "dead") or (owner == first_seen and waited > STALE_SECONDS):
                 if owner is not None:
                     _log.warning("%s: took over the lease of %s", lease.directory, _who(owner))
-                durable.replace(lease._path, json.dumps(lease._me).encode())
+                durable.replace(lease._path, json.dumps(lease._me).encode(), sync=False)
                 return
-        if _is_local(owner) or (first_seen is not None and owner != first_seen):
+            assert owner is not None
+        if state == "alive" or (first_seen is not None and owner != first_seen):
             raise errors.LeaseHeldError(
                 f"{lease.directory}: {_who(owner)} is writing here. Two trainers must not share "
                 "a directory: stop that one or choose another directory. If it will never "
@@ -183,11 +228,11 @@ def _take(lease: Lease) -> None:
 
 
 @contextlib.contextmanager
-def _locked(directory: pathlib.Path, timeout_seconds: float = 4.0) -> Iterator[None]:
+def _locked(directory: pathlib.Path) -> Iterator[None]:
     """Serialises lease changes and commits of the processes on this machine."""
     fd = os.open(directory, os.O_RDONLY)
     try:
-        deadline = time.monotonic() + timeout_seconds
+        deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -221,27 +266,31 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
         owner = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         owner = None
     return owner if isinstance(owner, dict) else {}
 
 
-def _is_local(owner: dict[str, Any]) -> bool:
+def _state(owner: dict[str, Any]) -> Literal["alive", "dead", "unknown"]:
+    """Returns the state of the process that holds a lease; unknown on another machine."""
     me = _identity(os.getpid())
-    return all(owner.get(key) == me[key] for key in ("host", "boot", "pids"))
-
-
-def _is_dead(owner: dict[str, Any]) -> bool:
-    if not _is_local(owner):
-        return False
+    pid, start = owner.get("pid"), owner.get("start")
+    is_local = all(owner.get(key) == me[key] for key in ("host", "boot", "pids"))
+    if not is_local or type(pid) is not int or not 0 < pid < 1 << 31:
+        return "unknown"
+    if (pid, start) == (me["pid"], me["start"]):
+        return "dead"  # Held by nobody in this process: the file could not be removed.
     try:
-        os.kill(owner["pid"], 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
-        return True
+        return "dead"
     except PermissionError:
-        return False
+        pass  # A process of another user, which may or may not be the holder.
+    start_now, has_ended = _process(pid)
+    if not start or not start_now:
+        return "unknown"
     # The pid may belong to another process by now, or to a zombie.
-    return _process(owner["pid"]) != (owner["start"], False) and bool(owner["start"])
+    return "dead" if has_ended or start_now != start else "alive"
 
 
 def _process(pid: int) -> tuple[str, bool]:

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from tekoa import store
 from tekoa.store import errors
 from tekoa.store.formats.t5x import tree as t5x
 from tekoa.store.formats.t5x import zarr
@@ -160,3 +161,30 @@ def test_step_is_chosen_by_number(golden, tmp_path):
     assert t5x.read(tmp_path, step=9)["target"]["a"].tolist() == [9]
     with pytest.raises(errors.StoreError, match="step 11"):
         t5x.read(tmp_path, step=11)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"driver": np.ones(1), "kvstore": np.ones(1), "metadata": np.ones(1)},
+        {"driver": np.ones(1), "kvstore": {"path": np.ones(1)}, "metadata": {"shape": np.ones(1)}},
+        {"__msgpack_chunked_array__": np.ones(1), "w": np.ones(1)},
+    ],
+    ids=["spec", "nested spec", "chunks of flax"],
+)
+@pytest.mark.parametrize("item", ["model_params", "carry"])
+def test_what_cannot_be_read_back_is_refused_at_save(tmp_path, item, params):
+    writer = store.Store(tmp_path, format="t5x", fatal_after=1)
+    writer.save(1, {"model_params": {}, item: params})
+    with pytest.raises(errors.SaveFailedError, match="cannot be stored in T5X's format"):
+        writer.wait()
+    writer.close()
+    assert writer.steps() == []
+
+
+def test_uint16_with_axes_is_refused_because_it_would_be_read_as_bfloat16(tmp_path):
+    tree = {"target": {"w": np.ones(2, np.uint16)}, "state": {"step": 1}}
+    with pytest.raises(ValueError, match="uint16"):
+        t5x.write(tmp_path, 1, tree, axes={"target": {"w": ("embed",)}})
+    t5x.write(tmp_path, 2, tree)
+    assert t5x.read(tmp_path)["target"]["w"].dtype == np.uint16

@@ -46,8 +46,9 @@ def write(
         state["state"].setdefault("param_states", {})
     state_axes = trees.nest({place: axes[item] for item, place in _PLACES.items() if item in axes})
     tree.write_tree(directory, state, state_axes)
-    rest = {name: value for name, value in local.items() if name[0] not in _PLACES}
-    (directory / FILE).write_bytes(msgpack.pack(trees.nest(rest)))
+    rest = trees.nest({n: value for n, value in local.items() if n[0] not in _PLACES})
+    tree.check_readable(directory / FILE, rest)
+    (directory / FILE).write_bytes(msgpack.pack(rest))
     write_index(directory, index)
 
 

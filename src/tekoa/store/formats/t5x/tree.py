@@ -184,8 +184,44 @@ def write_tree(directory: pathlib.Path, state: dict[str, Any], axes: Any = None)
     writing = [zarr.write(directory, spec, array) for spec, array in arrays.values()]
     for future in writing:
         future.result()
+    check_readable(directory / paths.T5X, body)
     data = msgpack.pack({"version": _VERSION, "optimizer": body})
     (directory / paths.T5X).write_bytes(data)
+
+
+def check_readable(file: pathlib.Path, body: dict[str, Any]) -> None:
+    """Raises a ValueError if a tree, once written to a file, would be read as another one.
+
+    Names have a meaning for msgpack, Flax and zarr specs, and not every dtype can be read back.
+    Arrays are replaced by small ones, so that this is cheap.
+    """
+
+    def shrink(leaf: Any) -> Any:
+        return np.zeros((1,) * leaf.ndim, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf
+
+    def summary(node: Any, name: trees.Name) -> dict[trees.Name, Any]:
+        if isinstance(node, zarr.Spec):
+            return {name: (node.path, node.shape, node.dtype)}
+        if zarr.is_spec(node) and isinstance(node["kvstore"], dict):
+            shape, path = node["metadata"]["shape"], node["kvstore"]["path"]
+            return {name: (path.removesuffix("/"), tuple(shape), node["dtype"])}
+        if isinstance(node, dict):
+            children = [summary(child, (*name, key)) for key, child in node.items()]
+            return {k: v for child in children for k, v in child.items()} or {name: {}}
+        return {name: (node.dtype.name, node.shape) if isinstance(node, np.ndarray) else node}
+
+    small = msgpack.map_dicts(shrink, body)
+    try:
+        parsed = _parse(msgpack.unpack(msgpack.pack(small), str(file)), (), file, set())
+    except errors.DamagedError as error:
+        raise ValueError(f"The tree cannot be stored in T5X's format: {error}") from error
+    expected, found = summary(small, ()), summary(parsed, ())
+    for name in expected:
+        if expected[name] != found.get(name):
+            raise ValueError(
+                f"Leaf {'/'.join(name)!r} cannot be stored in T5X's format: it would be read as "
+                f"{found.get(name, 'nothing')!r}. Rename it, or use format='native'."
+            )
 
 
 def _replace_by_specs(
