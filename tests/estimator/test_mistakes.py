@@ -53,7 +53,6 @@ MISTAKES = {
     "model file mistyped": (["train", "no_such_model.py"], "no_such_model.py"),
     "model missing": (["train"], "No model given"),
     "two models": (["train", "mnist", "lstm_lm"], "train accepts one model"),
-    "directory missing": (["train", TINY], "--model_dir"),
     "pattern matches nothing": (["train", "mnist", "--train_pattern=no_such_*"], "no_such_*"),
     "unknown scheme": (["train", "mnist", "--train_pattern=foo://x"], "foo://"),
     "no such split": (["train", "mnist", "--train_pattern=digits://split=all"], "split"),

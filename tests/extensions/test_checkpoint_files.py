@@ -1,3 +1,7 @@
+import contextlib
+import json
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -6,6 +10,7 @@ from tekoa.extensions import checkpoint_files
 from tekoa.extensions.checkpoint_files import CheckpointFileReader, CheckpointFileWriter
 from tekoa.store import errors, load
 from tekoa.store.commit import paths
+from tekoa.store.read import restore
 from tekoa.testing import assert_trees_equal
 
 
@@ -66,11 +71,16 @@ def test_a_directory_of_quarantined_steps_does_not_mean_from_scratch(tmp_path, s
         CheckpointFileReader(tmp_path, target=None).restore(summary(0).state)
 
 
-def test_a_damaged_step_is_quarantined_and_written_again(tmp_path, summary):
+def test_a_damaged_step_is_quarantined_and_written_again(tmp_path, summary, monkeypatch):
     write(tmp_path, summary, 1, 2)
     damage(tmp_path, 2)
+    n_reads, restore_step = [], restore.restore_step
+    monkeypatch.setattr(
+        restore, "restore_step", lambda *args, **kw: n_reads.append(1) or restore_step(*args, **kw)
+    )
     restored = CheckpointFileReader(tmp_path, target=None).restore(summary(0).state)
     assert int(restored.state.step) == 1
+    assert len(n_reads) == 1
     assert paths.list_steps(tmp_path) == [1]
     assert len(paths.unfinished(tmp_path, "bad")) == 1
     write(tmp_path, summary, 2)
@@ -134,3 +144,14 @@ def test_another_shape_is_an_error(tmp_path, summary):
 def test_metrics_have_joined_names(summary):
     checkpoint = summary(1, train={"loss": 1}, eval={"loss": np.float32(2)})
     assert checkpoint_files.flat_metrics(checkpoint) == {"train/loss": 1.0, "eval/loss": 2.0}
+
+
+def test_writer_records_each_start_of_the_program(tmp_path, summary):
+    for step in (1, 2):
+        write(tmp_path, summary, step)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert len(record["starts"]) == 2
+    assert record["versions"]["jax"] == jax.__version__
+    with contextlib.closing(CheckpointFileWriter(tmp_path / "other", run_file=False)) as writer:
+        writer(summary(1))
+    assert not (tmp_path / "other" / "run.json").exists()

@@ -1,21 +1,28 @@
 """Writes checkpoints to files and reads them back."""
 
 import contextlib
+import functools
+import logging
 import os
+import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from tekoa import hosts
 from tekoa._aliases import accept_aliases
 from tekoa.core import files
 from tekoa.core.state import Health, TrainState
 from tekoa.core.trees import PyTree
-from tekoa.extensions import outbox
+from tekoa.extensions import outbox, run_record
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 from tekoa.loop.task import Restored
 from tekoa.store import errors, store
 from tekoa.store.commit import retention
 from tekoa.store.read import restore as restore_lib
+from tekoa.store.read.restore import LoadedStep
 
+_log = logging.getLogger("tekoa")
 _FIELDS = {
     "model_params": "params",
     "model_state": "variables",
@@ -78,6 +85,11 @@ class StoreWriter:
         """Raises if saves failed; cheap enough to be called before every step."""
         self._store.poll()
 
+    @property
+    def store(self) -> store.Store:
+        """The store that the checkpoints are written to."""
+        return self._store
+
     def wait(self) -> None:
         """Waits until all checkpoints are on disk."""
         self._store.wait()
@@ -99,6 +111,8 @@ class CheckpointFileWriter(StoreWriter):
         grace_seconds: How long to wait for a save to end when the program exits or is stopped.
         on_slow_save: What to do if the previous save has not ended: "wait" for it, or "skip" the
             new one. The last checkpoint is never skipped.
+        run_file: Whether the first call adds this start of the program to `run.json`: command,
+            package versions, git commit and a copy of the script.
     """
 
     @accept_aliases(output_dir="directory")
@@ -111,7 +125,9 @@ class CheckpointFileWriter(StoreWriter):
         format: Literal["native", "t5x"] = "native",
         grace_seconds: float = 60.0,
         on_slow_save: Literal["wait", "skip"] = "wait",
+        run_file: bool = True,
     ):
+        self._must_record = run_file and hosts.current().is_writer
         rules: list[retention.Rule] = [retention.KeepLast(keep)]
         if keep_every is not None:
             rules.append(retention.KeepEvery(keep_every))
@@ -128,8 +144,25 @@ class CheckpointFileWriter(StoreWriter):
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Starts storing a checkpoint; see `Store.save` about existing steps."""
         self._store.poll()
+        if self._must_record:
+            self._must_record = False
+            _record_start(self._store.directory, checkpoint)
         save(self._store, checkpoint)
         return checkpoint
+
+
+def _record_start(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        run_record.write_start(
+            directory,
+            {"settings": dict(checkpoint.facts)},
+            step=checkpoint.step - checkpoint.n_completed_steps,
+            sources=[] if script is None else [script],
+        )
+    except (OSError, errors.DamagedError) as error:
+        # Training must not end because of it; the checkpoints report their own failures.
+        _log.warning("%s: could not write %s: %s", directory, run_record.RUN_FILE, error)
 
 
 def flat_metrics(checkpoint: Checkpoint) -> dict[str, float]:
@@ -162,8 +195,7 @@ class CheckpointFileReader:
 
     def restore(self, fresh: TrainState) -> Restored | None:
         """Returns the saved state in the structure of a fresh one, or None if there is none."""
-        # Older steps have no sums of the loss: these start anew at every checkpoint anyway.
-        loaded = restore_lib.restore(self._directory, items_of(fresh), zeros_if_missing=("sums",))
+        loaded = load_newest(functools.partial(restore_lib.restore, self._directory), fresh)
         if loaded is None:
             return None
         if loaded.skipped and self._quarantine and os.access(self._directory, os.W_OK):
@@ -171,10 +203,26 @@ class CheckpointFileReader:
                 contextlib.suppress(errors.LeaseHeldError),
                 store.Store(self._directory, keep=()) as writable,
             ):
-                writable.quarantine_damaged(skip.step for skip in loaded.skipped)
-        return Restored(
-            state=state_of(loaded.items),
-            data_state=loaded.meta.get("data_state"),
-            facts=loaded.meta.get("facts", {}),
-            commit=loaded.commit.digest,
-        )
+                writable.quarantine_damaged([skip.step for skip in loaded.skipped])
+        return restored_of(loaded)
+
+
+def load_newest(restore: Callable[..., LoadedStep | None], fresh: TrainState) -> LoadedStep | None:
+    """Restores the newest valid step with the structure of a fresh state.
+
+    Args:
+        restore: `Store.restore`, or `tekoa.store.restore` of a directory.
+        fresh: A new state, or its shapes.
+    """
+    # Older steps have no sums of the loss: these start anew at every checkpoint anyway.
+    return restore(items_of(fresh), zeros_if_missing=("sums",))
+
+
+def restored_of(loaded: LoadedStep) -> Restored:
+    """Returns what a loop resumes from: the state and what was saved with it."""
+    return Restored(
+        state=state_of(loaded.items),
+        data_state=loaded.meta.get("data_state"),
+        facts=loaded.meta.get("facts", {}),
+        commit=loaded.commit.digest,
+    )

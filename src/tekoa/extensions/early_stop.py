@@ -75,6 +75,12 @@ class EarlyStopping:
                 self._stop()
         return checkpoint
 
+    def resume(self, step: int) -> bool:
+        """Forgets the values of later steps; returns whether it was time to stop at `step`."""
+        self._values = {at: value for at, value in self._values.items() if at <= step}
+        self.should_stop = self._best_and_n_since()[1] >= self._patience
+        return self.should_stop
+
     @property
     def best(self) -> float | None:
         """The best value so far, or None."""

@@ -64,7 +64,7 @@ def test_functions_of_all_commands_exist():
 @pytest.mark.parametrize(
     ("command", "has", "lacks"),
     [
-        ("train", "--mesh", "--save_high"),
+        ("train", "--save_high", "--eval_label"),
         ("eval_wait", "--save_high", "--train_epochs"),
         ("predict", "--pred_output", "--save_high"),
         ("scales", "--train_pattern", "--mesh"),

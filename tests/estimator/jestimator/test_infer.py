@@ -125,7 +125,7 @@ def test_collections_of_training_are_read_on_request(
 
     module = types.SimpleNamespace(get_train_state=get_train_state, train_step=train_step)
     data = [np.float32([0, 1, 2]), np.float32([1, 1, 1])]
-    training = OwnTraining(module, None, None, data=data, rng=jax.random.key(0))
+    training = OwnTraining(module, None, None, data=data)
     writer = checkpoint_files.CheckpointFileWriter(tmp_path)
     for checkpoint in TrainLoop(None, training):
         writer(checkpoint)

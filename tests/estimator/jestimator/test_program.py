@@ -194,7 +194,7 @@ def nothing(*args):
     [
         (lambda p: p.train_batches(0), "set --train_pattern"),
         (
-            lambda p: p.train_loop(None),
+            lambda p: p.train_parts((), None),
             r"my_model has no function train_step\(config, batch",
         ),
         (lambda p: p.evaluation(), r"has no function get_infer_state\(config\), which train needs"),
@@ -209,10 +209,10 @@ def test_missing_data_or_functions_are_named(call, message):
 
 @pytest.mark.parametrize("flag", ["accumulate=2", "precision=bf16"])
 def test_options_that_only_the_file_can_implement_are_rejected(flag):
-    long = program(get_train_state=nothing, train_step=nothing)
-    name, value = flag.split("=")
+    long = program(flag, get_train_state=nothing, train_step=nothing)
+    name = flag.split("=")[0]
     with pytest.raises(UsageError, match=f"--{name} works with models in the short form only"):
-        long.train_loop(None, **{name: int(value) if value.isdigit() else value})
+        long.train_parts((), None)
 
 
 def test_evaluation_needs_a_data_function():

@@ -47,7 +47,7 @@ def train_step(config, batch, state, metrics):
 def make_training(data=DATA, config=None, **functions):
     functions = {"get_train_state": get_train_state, "train_step": train_step, **functions}
     module = types.SimpleNamespace(**functions)
-    return OwnTraining(module, config, config, data=data, rng=jax.random.key(0))
+    return OwnTraining(module, config, config, data=data)
 
 
 def loop(training=None, init=None, **options):

@@ -1,7 +1,6 @@
 import logging
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -44,7 +43,7 @@ def validated(data, stop_flag=None, **functions):
     functions = {"get_train_state": get_train_state, "train_step": train_step, **functions}
     module = types.SimpleNamespace(valid_step=functions.pop("valid_step", valid_step), **functions)
     batches = [np.full((1, 2), n, np.float32) for n in (1, 2)]
-    training = OwnTraining(module, None, None, data=batches, rng=jax.random.key(0))
+    training = OwnTraining(module, None, None, data=batches)
     loop = TrainLoop(None, training, n_steps_per_checkpoint=2)
     stage = Validation(module, None, None, training=training, data=data, stop_flag=stop_flag)
     before = stage(loop.checkpoint()).metrics["train"]

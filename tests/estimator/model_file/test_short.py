@@ -13,6 +13,7 @@ from tekoa.estimator.model_file import experiment as experiment_lib
 from tekoa.estimator.model_file.short import ShortProgram
 from tekoa.estimator.run import run
 from tekoa.hosts import signals
+from tekoa.loop import train
 
 
 def program(*flags, **functions):
@@ -70,13 +71,8 @@ def counted_opens():
 
 
 def train_loop(short, **options):
-    return short.train_loop(
-        lambda model, _: model,
-        data=short.train_batches(seed=0),
-        n_steps=5,
-        steps_per_dispatch=1,
-        **options,
-    )
+    parts = short.train_parts(short.train_batches(seed=0), None)
+    return train.TrainLoop(parts.model, parts.task, n_steps=5, steps_per_dispatch=1, **options)
 
 
 def test_training_opens_its_data_once():

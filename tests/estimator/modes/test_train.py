@@ -13,6 +13,7 @@ from tekoa.estimator.modes import train
 from tekoa.extensions import checkpoint_files
 from tekoa.store import errors
 from tekoa.store.commit import commit, lease, paths
+from tekoa.store.read import restore
 from tekoa.testing import assert_trees_equal
 
 TINY = str(pathlib.Path(__file__).parents[1] / "tiny_model.py")
@@ -109,16 +110,6 @@ def test_accumulation_of_a_sum_gives_the_full_batch(tmp_path, capsys):
     assert "neither a mean nor a sum" in capsys.readouterr().err
 
 
-def test_second_trainer_is_refused_before_the_model_is_created(tmp_path, capsys, monkeypatch):
-    parent = os.getppid()
-    owner = {**lease._identity(parent), "token": "other", "count": 0}
-    (tmp_path / lease.NAME).write_text(json.dumps(owner))
-    monkeypatch.setattr(train, "_train_loop", lambda *_: pytest.fail("the model was created"))
-    assert main.main(["train", TINY, f"--model_dir={tmp_path}", *CHECKED]) == ExitCode.IN_USE
-    assert f"process {parent} on " in capsys.readouterr().err
-    assert os.listdir(tmp_path) == [lease.NAME]
-
-
 def test_fatal_save_is_raised_before_the_next_dispatch(tmp_path, monkeypatch):
     def lose(*_, **__):
         raise errors.FencedError("lost")
@@ -132,3 +123,76 @@ def test_fatal_save_is_raised_before_the_next_dispatch(tmp_path, monkeypatch):
     with pytest.raises(errors.FencedError, match="lost"):
         before_dispatch(1)
     keeper.close()
+
+
+UNTOUCHABLE = """
+from tekoa.estimator import Experiment
+
+def get_config():
+    return {}
+
+def open_data(config, pattern, train):
+    raise AssertionError("the data was opened")
+
+def experiment(config, data):
+    raise AssertionError("the model was made")
+"""
+
+
+def test_second_trainer_is_refused_before_data_and_model_are_touched(tmp_path, capsys):
+    model, run_dir = tmp_path / "untouchable.py", tmp_path / "run"
+    model.write_text(UNTOUCHABLE)
+    run_dir.mkdir()
+    # The parent of this process is alive and is not this process.
+    owner = {**lease._identity(os.getppid()), "token": "another trainer", "count": 0}
+    (run_dir / lease.NAME).write_text(json.dumps(owner))
+    flags = [f"--model_dir={run_dir}", "--train_pattern=a", "--max_train_steps=3"]
+    assert main.main(["train", str(model), *flags]) == ExitCode.IN_USE
+    assert f"process {os.getppid()}" in capsys.readouterr().err
+    assert [path.name for path in run_dir.iterdir()] == [lease.NAME]
+
+
+def test_damaged_step_is_quarantined_without_reading_a_step_twice(tmp_path, monkeypatch, capsys):
+    command = ["train", TINY, f"--model_dir={tmp_path}", *CHECKED]
+    assert main.main(command) == 0
+    expected = store.load(tmp_path)["model_params"]
+    index_file = paths.step_dir(tmp_path, 9) / paths.INDEX
+    index_file.write_bytes(index_file.read_bytes()[:-9])
+    restored = []
+    restore_step = restore.restore_step
+
+    def count(source, targets, **options):
+        restored.append(source.index.step)
+        return restore_step(source, targets, **options)
+
+    monkeypatch.setattr(restore, "restore_step", count)
+    assert main.main(command) == 0
+    assert "Resuming from step 6." in capsys.readouterr().out
+    assert restored == [6]
+    assert len(list(tmp_path.glob("checkpoint_9.bad-*"))) == 1
+    assert_trees_equal(store.load(tmp_path)["model_params"], expected)
+
+
+def test_resumed_run_reports_changed_settings_and_keeps_every_start(tmp_path, capsys):
+    model = tmp_path / "own_tiny.py"
+    model.write_text(pathlib.Path(TINY).read_text())
+    flags = [f"--model_dir={tmp_path / 'run'}", "--train_pattern=a", "--check_every_steps=3"]
+    assert main.main(["train", str(model), *flags, "--max_train_steps=3"]) == 0
+    assert "Changed" not in capsys.readouterr().out
+    model.write_text(model.read_text() + "\n# Edited.\n")
+    changed = ["--max_train_steps=6", "--ema=0.5", "--module_config.can_predict=False"]
+    # The moving average is new, so the run cannot be resumed with it.
+    assert main.main(["train", str(model), *flags, *changed]) == ExitCode.MISMATCH
+    capsys.readouterr()
+    changed.remove("--ema=0.5")
+    assert main.main(["train", str(model), *flags, *changed]) == 0
+    out = capsys.readouterr().out
+    assert "Changed at step 3, since the last start:\n" in out
+    assert "  can_predict: True -> False\n" in out
+    assert "  --max_train_steps: 3 -> 6\n" in out
+    assert f"  {model}: own_tiny-" in out
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert [start["step"] for start in record["starts"]] == [0, 3]
+    assert record["starts"][0]["settings"]["can_predict"] is True
+    assert record["settings"]["can_predict"] is False
+    assert len(list((tmp_path / "run" / "source").iterdir())) == 2

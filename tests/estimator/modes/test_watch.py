@@ -147,12 +147,13 @@ FORMS = {
 @pytest.mark.parametrize("arguments", FORMS.values(), ids=FORMS)
 def test_later_checkpoints_compile_nothing_and_open_no_data(tmp_path, arguments):
     model, *flags = arguments
-    flags = [f"--model_dir={tmp_path}", "--noprogress", "--eval_pattern=dummy://", *flags]
+    flags = [f"--model_dir={tmp_path}", *flags]
     model = str(pathlib.Path(__file__).parents[1] / model)
     train = ["--train_pattern=dummy://", "--max_train_steps=4", "--check_every_steps=1"]
     train += ["--train_batch_size=8", "--steps_per_dispatch=1"]
-    assert main.main(["train", model, *flags, *train]) == 0
+    assert main.main(["train", model, "--noprogress", *flags, *train]) == 0
 
+    flags += ["--noprogress", "--eval_pattern=dummy://"]
     opened = run.open_run(parse([f"--module_imp={model}", *flags])[1])
     n_opens = 0
 

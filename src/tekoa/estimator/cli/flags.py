@@ -47,11 +47,17 @@ class RunConfig:
     module_imp: str | None = _flag(None, "the model: a bundled name, a module or a .py file")
     module_config: str | None = _flag(None, "file with get_config, if not the model file")
     model_dir: str | None = _flag(None, "directory of the run")
-    checkpoint_path: str | None = _flag(None, "checkpoint to start from, evaluate or predict with")
+    checkpoint_path: str | None = _flag(
+        None, "checkpoint to start from, evaluate or predict with", "train eval eval_wait predict"
+    )
     mode: Literal["train", "eval_once", "eval_wait", "predict"] | None = _flag(
         None, "train, eval_once, eval_wait or predict, if no command is given"
     )
-    dry_run: bool = _flag(False, "compile and read a few batches, but write nothing to disk")
+    dry_run: bool = _flag(
+        False,
+        "compile and read a few batches, but write nothing to disk",
+        "train eval eval_wait predict",
+    )
     max_train_steps: int | None = _flag(
         None, "step at which training ends", "train eval_wait", least=0
     )
@@ -98,7 +104,7 @@ class RunConfig:
     save_every_steps: int | None = _flag(
         None, "steps between permanent copies in MODEL_DIR/save", "train", least=1
     )
-    max_save: int = _flag(3, "best checkpoints to keep per metric", "eval_wait", least=1)
+    max_save: int = _flag(3, "best checkpoints to keep per metric", "train eval_wait", least=1)
     profiler_port: int | None = _flag(
         None, "port for a profiler server during training", "train", least=1, most=65535
     )
@@ -109,10 +115,13 @@ class RunConfig:
         60, "seconds between checks for new checkpoints", "eval_wait", least=0
     )
     save_high: tuple[str, ...] = _flag(
-        (), "keep the checkpoints highest in these metrics", "eval_wait"
+        (), "keep the checkpoints highest in these metrics", "train eval_wait"
     )
     save_low: tuple[str, ...] = _flag(
-        (), "keep the checkpoints lowest in these metrics", "eval_wait"
+        (), "keep the checkpoints lowest in these metrics", "train eval_wait"
+    )
+    early_stop: str | None = _flag(
+        None, "stop after N validations without improvement: METRIC:N, or METRIC:N:max", "train"
     )
     ema: float | None = _flag(
         None, "decay of the moving average of the parameters", "train plan", least=0, most=1
@@ -154,7 +163,9 @@ class RunConfig:
         None, "format that `tekoa convert` writes: native or t5x", "convert"
     )
     out: str | None = _flag(None, "file that `tekoa page` writes; - for standard output", "page")
-    json: bool = _flag(False, "print metrics as one line of JSON", "train eval eval_wait")
+    json: bool = _flag(
+        False, "print nothing but lines of JSON to standard output", "train eval eval_wait"
+    )
     coordinator_address: str | None = _flag(
         None, "HOST:PORT of process 0, or auto to detect a cluster"
     )
@@ -216,12 +227,25 @@ def config_of(absl_flags: flags.FlagValues) -> RunConfig:
     return RunConfig(**values, given=given)
 
 
+def unused(config: RunConfig, command: str) -> list[str]:
+    """Returns the flags set on the command line that a command does not use.
+
+    >>> unused(parse(['--save_every_steps=2', '--model_dir=a'])[1], 'eval')
+    ['--save_every_steps']
+    """
+    return sorted(f"--{name}" for name in config.given if not _is_used(name, command))
+
+
+def _is_used(name: str, command: str) -> bool:
+    return command in (_FIELDS[name].metadata["only"] or _MODEL_COMMANDS)
+
+
 def help_text(command: str | None = None) -> str:
     """Lists the flags of a command, or all flags, with their defaults."""
     rows = {
         name: field.metadata["help"] + _default_text(field.default)
         for name, field in _FIELDS.items()
-        if command is None or command in (field.metadata["only"] or _MODEL_COMMANDS)
+        if command is None or _is_used(name, command)
     }
     if command is None or command in _MODEL_COMMANDS:
         rows["module_config.NAME=VALUE"] = "change setting NAME of the model"

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tekoa
 from tekoa.core import files, messages
-from tekoa.estimator.cli import flags, processes
+from tekoa.estimator.cli import flags, output, processes
 from tekoa.estimator.cli.exit_codes import ExitCode
+from tekoa.estimator.model_file import names
 from tekoa.store.commit import paths
 
 
@@ -118,7 +119,11 @@ def _run(arguments: Sequence[str]) -> int:
         return _BY_NAME["launch"].load()(arguments[1:])
     words, config = flags.parse(arguments)
     if not words:
-        return _run_model(_BY_NAME[choose_command(config)], words, config)
+        name = choose_command(config)
+        if unused := flags.unused(config, name):
+            # Scripts for JEstimator pass one set of flags to all modes.
+            print(f"{name} ignores {', '.join(unused)}.", file=sys.stderr)
+        return _run_model(_BY_NAME[name], words, config)
     name, *words = words
     if name not in _BY_NAME:
         hint = messages.did_you_mean(name, _BY_NAME)
@@ -128,6 +133,11 @@ def _run(arguments: Sequence[str]) -> int:
     if name == "launch":
         raise flags.UsageError("launch must be the first argument.")
     command = _BY_NAME[name]
+    if unused := flags.unused(config, name):
+        raise flags.UsageError(
+            f"tekoa {name} does not use {', '.join(unused)}. "
+            f"Run `tekoa {name} --help` for its flags."
+        )
     if command.needs_model:
         return _run_model(command, words, config)
     if len(words) != len(command.arguments.split()):
@@ -141,13 +151,15 @@ def _run_model(command: Command, words: Sequence[str], config: flags.RunConfig) 
         raise flags.UsageError(f"{command.name} accepts one model, got {' '.join(words)!r}.")
     if words:
         config = config.with_defaults({"module_imp": words[0]})
+    names.check_model(config.module_imp)
     with _interrupts_deferred():
         from tekoa.estimator.cli import compile_cache
     config = processes.join(config)
     with _interrupts_deferred():
         function = command.load()
     # A dry run writes nothing and measures how long compilation takes.
-    with compile_cache.enabled(compile_cache.OFF if config.dry_run else config.compile_cache):
+    cache = compile_cache.OFF if config.dry_run else config.compile_cache
+    with compile_cache.enabled(cache), output.only_json(config.json):
         return function(config)
 
 

@@ -3,12 +3,10 @@
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import jax
 import ml_collections
-import optax
 
 from tekoa import data, hosts
 from tekoa.estimator.cli.flags import UsageError
@@ -16,7 +14,7 @@ from tekoa.estimator.jestimator.infer import Inference, pairs
 from tekoa.estimator.jestimator.results import Predictor
 from tekoa.estimator.jestimator.train import OwnTraining
 from tekoa.estimator.jestimator.valid import Validation
-from tekoa.estimator.model_file.program import Kind, ProgramData
+from tekoa.estimator.model_file.program import Kind, ProgramData, TrainParts
 from tekoa.estimator.run.passes import Reiterable
 from tekoa.estimator.run.run import Run
 from tekoa.hosts.signals import StopFlag
@@ -47,7 +45,6 @@ class LongProgram:
 
     def __init__(self, run: Run, mode: str, *, loaded: Any = None):
         self._run, self._flags, self._mode, self._loaded = run, run.config, mode, loaded
-        self._training: OwnTraining | None = None
         self._data = ProgramData(run, self._open_source)
 
     def check_data(self, kind: Kind) -> str:
@@ -56,42 +53,27 @@ class LongProgram:
     def train_batches(self, seed: int) -> Any:
         return self._data.train_batches(seed, mark_first=False)
 
-    def train_loop(
-        self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
-    ) -> TrainLoop:
+    def train_parts(self, batches: Iterable[Any], layout: Layout | None) -> TrainParts:
         self._require("get_train_state", "train_step")
         for name, default in (("accumulate", 1), ("precision", "float32")):
-            if options.get(name, default) != default:
+            if getattr(self._flags, name) != default:
                 raise UsageError(
                     f"--{name} works with models in the short form only: this model has its own "
                     "train_step, which must implement it."
                 )
-        options["layout"] = self._with_rules(options.get("layout"))
-        training = self._own_training(options.pop("data"), options["rng"])
-        self._training = training
-        return TrainLoop(init(None, training.optimizer), training, **options)
-
-    def training(self, layout: Layout) -> tuple[OwnTraining, Layout]:
-        self._require("get_train_state", "train_step")
-        return self._own_training((), jax.random.key(0)), self._with_rules(layout)
-
-    def _own_training(self, batches: Any, rng: jax.Array) -> OwnTraining:
-        module, config = self._run.module, self._config
-        return OwnTraining(module, config, self._frozen, data=batches, rng=rng)
-
-    def _with_rules(self, layout: Any) -> Any:
+        training = OwnTraining(self._run.module, self._config, self._frozen, data=batches)
         rules = getattr(self._config, "logical_axis_rules", None)
-        if layout is None or not rules:
-            return layout
-        return dataclasses.replace(layout, logical_axis_rules=list(rules))
+        if layout is not None and rules:
+            layout = dataclasses.replace(layout, logical_axis_rules=list(rules))
+        return TrainParts(model=None, task=training, optimizer=training.optimizer, layout=layout)
 
     def validation(
-        self, loop: TrainLoop, stop_flag: StopFlag | None = None
+        self, parts: TrainParts, loop: TrainLoop, stop_flag: StopFlag | None = None
     ) -> Callable[[Checkpoint], Summary] | None:
         del loop
         has_data = self._flags.valid_pattern is not None
         monitor = getattr(self._run.module, "monitor_train", None)
-        if self._training is None or not (has_data or monitor):
+        if not isinstance(parts.task, OwnTraining) or not (has_data or monitor):
             return None
         if has_data:
             self._require("valid_step")
@@ -99,7 +81,7 @@ class LongProgram:
             self._run.module,
             self._config,
             self._frozen,
-            training=self._training,
+            training=parts.task,
             data=self._passes("valid") if has_data else (),
             stop_flag=stop_flag,
         )

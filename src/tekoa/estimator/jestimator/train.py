@@ -34,7 +34,6 @@ class OwnTraining:
         config: What its `load_config` returned.
         frozen: The config passed to steps.
         data: The batches.
-        rng: Any key; used to find the structure of the state.
 
     Attributes:
         gathered: The sums that `compute` read last, as `train_step` left them.
@@ -43,12 +42,10 @@ class OwnTraining:
     # No loss: the model file reports it among its own metrics.
     reported: Sequence[str] = ("gradients_l2norm", "weights_l2norm")
 
-    def __init__(
-        self, module: types.ModuleType, config: Any, frozen: Any, *, data: Any, rng: jax.Array
-    ):
+    def __init__(self, module: types.ModuleType, config: Any, frozen: Any, *, data: Any):
         self._module, self._config, self._frozen = module, config, frozen
         self.data = data
-        shapes = jax.eval_shape(self._new_file_state, rng)
+        shapes = jax.eval_shape(self._new_file_state, jax.random.key(0))
         # Functions and settings only; the arrays come from the engine's state.
         self._frame = shapes.replace(**dict.fromkeys(_FIELDS))
         # The array fields that a subclass of `TrainState` adds.

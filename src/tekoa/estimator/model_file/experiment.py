@@ -11,11 +11,11 @@ from typing import Any
 
 import optax
 
-from tekoa.core import files, messages
+from tekoa.core import files
 from tekoa.data import Info
 from tekoa.estimator.cli.flags import UsageError
-
-BUNDLED = ("linear_regression", "mnist", "lstm_lm", "transformer_lm")
+from tekoa.estimator.model_file import names
+from tekoa.estimator.model_file.names import BUNDLED as BUNDLED
 
 # The part of a path that marks the code of installed packages.
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -89,11 +89,7 @@ def load_module(name: str | None) -> types.ModuleType:
     Raises:
         UsageError: If no such model exists, or its import fails; then it names file and line.
     """
-    if not name:
-        raise UsageError(
-            "No model given. Name one: `tekoa train mnist`, or --module_imp=my.module. "
-            "`tekoa models` lists the bundled models."
-        )
+    name = names.check_model(name)
     if name in BUNDLED:
         return importlib.import_module(f"tekoa.models.{name}")
     path = files.local_path(name)
@@ -111,15 +107,10 @@ def _import(name: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
             raise
-        raise UsageError(
-            f"There is no model {name!r}.{messages.did_you_mean(name, BUNDLED)} Use a bundled name "
-            f"({', '.join(BUNDLED)}), an importable module, or the path of a .py file."
-        ) from None
+        raise names.unknown_model(name) from None
 
 
 def _import_file(path: pathlib.Path) -> types.ModuleType:
-    if not path.is_file():
-        raise UsageError(f"There is no model file {str(path)!r}.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{str(path)!r} cannot be imported as a model.")

@@ -1,12 +1,14 @@
 """The interface between modes and model files, and the data handling that both forms share."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Protocol
 
 import optax
 
 from tekoa import data
+from tekoa.bridges import any_model
 from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.run import layout as layout_lib
@@ -14,12 +16,36 @@ from tekoa.estimator.run.passes import MarkFirst
 from tekoa.estimator.run.run import Run
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop.checkpoint import Checkpoint, Summary
-from tekoa.loop.task import Training
+from tekoa.loop.task import ModelTraining, Training, TrainTask
 from tekoa.loop.train import TrainLoop
 from tekoa.sharding.layout import Layout
 
 Mode = Literal["train", "eval_once", "eval_wait", "predict"]
 Kind = Literal["train", "valid", "eval", "pred"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainParts:
+    """The parts of a training loop that come from the model file.
+
+    Attributes:
+        model: The model; None if the task has its own step.
+        task: Optimizer, loss and data, or a `Training`.
+        optimizer: The optimizer of the task.
+        layout: The layout, with the rules of the model file; None for one device.
+    """
+
+    model: Any
+    task: TrainTask | Training
+    optimizer: optax.GradientTransformation
+    layout: Layout | None
+
+    @property
+    def training(self) -> Training:
+        """The functions that create and update the state."""
+        if isinstance(self.task, TrainTask):
+            return ModelTraining(any_model.as_model_fns(self.model), self.task)
+        return self.task
 
 
 class Program(Protocol):
@@ -33,22 +59,16 @@ class Program(Protocol):
         """Returns the stream of training batches."""
         ...
 
-    def train_loop(
-        self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
-    ) -> TrainLoop:
-        """Creates the training loop; `init(model, optimizer)` creates its checkpoint reader."""
-        ...
-
-    def training(self, layout: Layout) -> tuple[Training, Layout]:
-        """Returns what the loop would run, without data, and the layout with the model's rules."""
+    def train_parts(self, batches: Iterable[Any], layout: Layout | None) -> TrainParts:
+        """Returns the parts of a training loop on these batches."""
         ...
 
     def validation(
-        self, loop: TrainLoop, stop_flag: StopFlag | None = None
+        self, parts: TrainParts, loop: TrainLoop, stop_flag: StopFlag | None = None
     ) -> Callable[[Checkpoint], Summary] | None:
         """Returns the stage that validates a checkpoint, or None if there is no data for it.
 
-        The stage raises `InterruptedError` once the flag is set.
+        `loop` was built from `parts`. The stage raises `InterruptedError` once the flag is set.
         """
         ...
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import optax
 
 from tekoa import data, hosts
 from tekoa.bridges import any_model
@@ -17,14 +16,13 @@ from tekoa.core import metrics as metrics_lib
 from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file.experiment import DataFacts, Experiment
-from tekoa.estimator.model_file.program import Kind, ProgramData
+from tekoa.estimator.model_file.program import Kind, ProgramData, TrainParts
 from tekoa.estimator.run import eval_state
 from tekoa.estimator.run.passes import MarkFirst, Reiterable
 from tekoa.estimator.run.run import Run
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.predict import predictions
-from tekoa.loop.task import ModelTraining
 from tekoa.sharding.layout import Layout
 from tekoa.sharding.placement import Placement
 
@@ -42,29 +40,23 @@ class ShortProgram:
     def train_batches(self, seed: int) -> Any:
         return self._data.train_batches(seed, mark_first=True)
 
-    def train_loop(
-        self, init: Callable[[Any, optax.GradientTransformation], Any], **options: Any
-    ) -> train.TrainLoop:
-        train_task = self._task(options.pop("data"))
-        model = self._experiment("train").model
-        return train.TrainLoop(init(model, train_task.optimizer), train_task, **options)
-
-    def training(self, layout: Layout) -> tuple[ModelTraining, Layout]:
-        fns = any_model.as_model_fns(self._experiment("train").model)
-        return ModelTraining(fns, self._task(())), layout
-
-    def _task(self, batches: Iterable[Any]) -> task.TrainTask:
+    def train_parts(self, batches: Iterable[Any], layout: Layout | None) -> TrainParts:
         experiment = self._experiment("train")
-        return task.TrainTask(
-            optimizer=experiment.make_optimizer(),
+        optimizer = experiment.make_optimizer()
+        train_task = task.TrainTask(
+            optimizer=optimizer,
             loss=experiment.loss,
             data=batches,
             split=experiment.split,
         )
+        return TrainParts(
+            model=experiment.model, task=train_task, optimizer=optimizer, layout=layout
+        )
 
     def validation(
-        self, loop: train.TrainLoop, stop_flag: hosts.StopFlag | None = None
+        self, parts: TrainParts, loop: train.TrainLoop, stop_flag: hosts.StopFlag | None = None
     ) -> Callable[[Checkpoint], Summary] | None:
+        del parts
         if self._config.valid_pattern is None:
             return None
         experiment = self._experiment("train")

@@ -10,7 +10,7 @@ import jax
 
 from tekoa.core import batch as batches
 from tekoa.core import trees
-from tekoa.estimator.model_file.program import Program
+from tekoa.estimator.model_file.program import Program, TrainParts
 from tekoa.estimator.run import eval_state
 from tekoa.estimator.run.run import N_DRY_BATCHES, Run
 from tekoa.hosts import signals
@@ -21,11 +21,11 @@ from tekoa.store.formats import step
 _END = "Dry run: nothing was written."
 
 
-def train(make_loop: Callable[[], TrainLoop], program: Program) -> int:
+def train(program: Program, make_loop: Callable[[], tuple[TrainParts, TrainLoop]]) -> int:
     """Runs a few steps and a short validation, and returns the exit code."""
     seconds = []
     with _compile_times() as compile_seconds:
-        loop = make_loop()
+        parts, loop = make_loop()
         for _ in range(N_DRY_BATCHES):
             try:
                 seconds.append(loop.next_step().elapsed_time)
@@ -33,7 +33,7 @@ def train(make_loop: Callable[[], TrainLoop], program: Program) -> int:
                 print(f"The training data ends at step {loop.step}.")
                 break
         checkpoint = loop.checkpoint()
-        validation = program.validation(loop)
+        validation = program.validation(parts, loop)
         summary = None if validation is None else validation(checkpoint)
     params = checkpoint.state.params
     print(f"batch:      {batches.describe(program.sample('train'))}")

@@ -1,6 +1,7 @@
 """The commands that evaluate, predict and print scales."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import sys
@@ -33,7 +34,7 @@ def run_eval_once(config: RunConfig) -> int:
 def run_eval_wait(config: RunConfig) -> int:
     """Evaluates each checkpoint of a run as it is written, and returns the exit code."""
     watch.check_label(config.eval_label)
-    run = runs.open_run(config)
+    run = _with_eval_data(runs.open_run(config))
     program = program_of(run, "eval_wait")
     if run.config.dry_run:
         return dry_run.evaluate(run, program)
@@ -68,11 +69,23 @@ def _open(
 ) -> tuple[runs.Run, Program, pathlib.Path | None]:
     """Returns the run, its program and the checkpoint to use (None in a dry run)."""
     run = runs.open_run(config)
+    if kind == "eval":
+        run = _with_eval_data(run)
     program = program_of(run, mode)
     program.check_data(kind)
     if run.config.dry_run:
         return run, program, None
     return run, program, eval_state.find_step(run.model_dir, run.config.checkpoint_path)
+
+
+def _with_eval_data(run: runs.Run) -> runs.Run:
+    """Uses the data that training was validated on, if `--eval_pattern` is not set."""
+    trained = runs.read_facts(run.model_dir).get("flags", {})
+    pattern = trained.get("eval_pattern") or trained.get("valid_pattern")
+    if run.config.eval_pattern is not None or pattern is None:
+        return run
+    print(f"Evaluating on {pattern}, as in training.", file=sys.stderr, flush=True)
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, eval_pattern=pattern))
 
 
 @contextlib.contextmanager

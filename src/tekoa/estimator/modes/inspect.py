@@ -14,6 +14,8 @@ from tekoa.store import errors
 from tekoa.store.commit import durable, paths, score
 from tekoa.store.read import inspect
 
+_PACKAGES = ("tekoa", "python", "jax", "flax", "optax", "numpy")
+
 
 def run_inspect(directory: str, config: RunConfig) -> int:
     """Prints the checkpoints of a run, or the contents of one, and returns the exit code.
@@ -56,8 +58,9 @@ def _print_run(model_dir: pathlib.Path) -> None:
     """Prints the model, seed, versions and settings of the run, if they are known."""
     facts = run_files.read_facts(model_dir)
     if facts:
-        versions = (f"{name} {version}" for name, version in facts.get("versions", {}).items())
-        about = (f"model {facts.get('model')}", f"seed {facts.get('random_seed')}", *versions)
+        versions = facts.get("versions", {})
+        shown = (f"{name} {versions[name]}" for name in _PACKAGES if name in versions)
+        about = (f"model {facts.get('model')}", f"seed {facts.get('random_seed')}", *shown)
         print(printable(", ".join(about)))
         print(f"settings {json.dumps(facts.get('settings'))}")
 

@@ -63,9 +63,10 @@ def run_plan(config: RunConfig) -> int:
     program = program_of(_on_one_device(run), "train")
     limit = parse_bytes(config.device_memory)
     options = Options(accumulate=config.accumulate, ema=config.ema, precision=config.precision)
-    training, layout = program.training(_make_layout(run))
+    layout = _make_layout(run)
+    parts = program.train_parts((), layout)
     batch = _batch_shapes(program.sample("train"), config.train_batch_size)
-    plan = make_plan(training, batch, layout, options)
+    plan = make_plan(parts.training, batch, parts.layout or layout, options)
     print("\n".join(lines(plan)))
     if limit is None or plan.n_bytes <= limit:
         return 0

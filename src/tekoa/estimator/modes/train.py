@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +12,21 @@ import jax
 from tekoa import hosts
 from tekoa.core import nonfinite
 from tekoa.data import interop
+from tekoa.estimator.cli import output
 from tekoa.estimator.cli.flags import RunConfig, UsageError
-from tekoa.estimator.model_file.program import Program, program_of
+from tekoa.estimator.model_file.program import Program, TrainParts, program_of
 from tekoa.estimator.modes import dry_run
-from tekoa.estimator.run import cadence, check_log, start
+from tekoa.estimator.run import cadence, check_log, selection, start
 from tekoa.estimator.run import layout as layout_lib
 from tekoa.estimator.run import run as runs
-from tekoa.extensions import checkpoint_files, profiler, progress, serial, tensorboard
+from tekoa.extensions import (
+    checkpoint_files,
+    early_stop,
+    profiler,
+    progress,
+    serial,
+    tensorboard,
+)
 from tekoa.hosts import signals
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop import train
@@ -27,6 +34,7 @@ from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 from tekoa.optim.amos import transform
 from tekoa.store.commit import paths
 from tekoa.store.formats import index
+from tekoa.store.store import Store
 
 KEEP_ALL = 10**9
 # Marks a checkpoint whose validation was interrupted; the next start repeats it.
@@ -49,27 +57,43 @@ def _train(run: runs.Run, program: Program) -> int:
     seed = runs.choose_seed(run)
     config = run.config
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
-        scales = stack.enter_context(transform.recorded_scales())
         if config.dry_run:
-            return dry_run.train(lambda: _train_loop(program, run, seed, stop_flag), program)
+            return dry_run.train(program, lambda: _train_loop(run, program, seed, stop_flag))
+        # First of all: a second trainer is refused before the model is made or anything is read.
+        keeper = _writer(run, "", config.max_ckpt, stack)
         if config.progress and hosts.current().is_writer:  # Compiling takes seconds.
             text = f"Training {run.module.__name__} in {run.model_dir}. Compiling..."
             print(text, file=sys.stderr, flush=True)
         if config.profiler_port is not None:
             jax.profiler.start_server(config.profiler_port)
         trace = _step_trace(run, stack)
-        # First of all: a second trainer is refused before it has read or computed anything.
-        keeper = _writer(run, "", config.max_ckpt, stack)
-        loop = _train_loop(program, run, seed, stop_flag)
+        parts, loop = _train_loop(run, program, seed, stop_flag, keeper.store)
         loop.before_dispatch = _before_dispatch(keeper, trace)
-        validation = program.validation(loop, stop_flag)
-        runs.start_training(run, seed, n_steps=loop.n_steps, scales=scales)
-        stages = list(_stages(run, validation, loop, stop_flag, stack))
+        if loop.n_steps is None:
+            print(
+                "No end is set: training continues until it is stopped (Ctrl-C saves). Set "
+                "--max_train_steps or --train_epochs.",
+                file=sys.stderr,
+                flush=True,
+            )
+        validation = program.validation(parts, loop, stop_flag)
+        _check_validation(config, validation)
+        scales = transform.scales_of(parts.optimizer, loop.state.params)
+        changes = runs.start_training(
+            run, seed, step=loop.step, n_steps=loop.n_steps, scales=scales
+        )
+        if changes:
+            lines = "\n  ".join(changes)
+            print(f"Changed at step {loop.step}, since the last start:\n  {lines}", flush=True)
+        stopping = selection.early_stopping(run, loop)
+        stages = list(_stages(run, validation, stopping, loop, stop_flag, stack))
         last = None
         try:
             last = _begin(run, loop, stages, keeper)
             # The directory may already contain more steps than are requested.
             is_incomplete = loop.n_steps is None or loop.step < loop.n_steps
+            if stopping is not None and stopping.should_stop:
+                is_incomplete = False
             save_every = config.save_every_steps
             save = _writer(run, "save", KEEP_ALL, stack) if save_every else serial.serial()
             checkpoints = cadence.checks(
@@ -85,9 +109,18 @@ def _train(run: runs.Run, program: Program) -> int:
     if stop_flag.is_set():
         print(f"Stopped at step {loop.step}. Run the same command again to resume.")
         return signals.EXIT_STOPPED
+    if stopping is not None and stopping.should_stop:
+        print(f"Early stopping at step {loop.step}: best {config.early_stop} {stopping.best:.6g}.")
     runs.end_training(run, loop.step)
     _print_result(run, validation, last, loop)
     return 0
+
+
+def _check_validation(config: RunConfig, validation: serial.Stage | None) -> None:
+    names = [n for n in ("save_high", "save_low", "early_stop") if getattr(config, n)]
+    if names and validation is None:
+        flags = ", ".join(f"--{name}" for name in names)
+        raise UsageError(f"{flags} needs validation data: set --valid_pattern=PATTERN.")
 
 
 def _begin(
@@ -124,7 +157,14 @@ def _process(
         raise
 
 
-def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag) -> train.TrainLoop:
+def _train_loop(
+    run: runs.Run,
+    program: Program,
+    seed: int,
+    stop_flag: StopFlag,
+    checkpoint_store: Store | None = None,
+) -> tuple[TrainParts, train.TrainLoop]:
+    """Builds the loop from the parts of the model file and the flags."""
     config = run.config
     if config.train_batch_size % config.accumulate:
         raise UsageError(
@@ -132,13 +172,18 @@ def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag)
             f"{config.train_batch_size}."
         )
     batches = program.train_batches(seed)
-    position = interop.position(batches)
-    return program.train_loop(
-        lambda model, optimizer: start.StartReader(
-            run, model, optimizer=optimizer, data_state=position
-        ),
-        data=batches,
-        layout=layout_lib.layout_of(run),
+    parts = program.train_parts(batches, layout_lib.layout_of(run))
+    reader = start.StartReader(
+        run,
+        parts.model,
+        optimizer=parts.optimizer,
+        data_state=interop.position(batches),
+        checkpoint_store=checkpoint_store,
+    )
+    loop = train.TrainLoop(
+        reader,
+        parts.task,
+        layout=parts.layout,
         n_steps=_n_steps(config, batches),
         n_steps_per_checkpoint=cadence.steps_between(
             config.check_every_steps, config.save_every_steps
@@ -153,6 +198,7 @@ def _train_loop(program: Program, run: runs.Run, seed: int, stop_flag: StopFlag)
         stop_flag=stop_flag,
         stdout=True,
     )
+    return parts, loop
 
 
 def _step_trace(run: runs.Run, stack: contextlib.ExitStack) -> profiler.StepTrace | None:
@@ -187,6 +233,7 @@ def _before_dispatch(
 def _stages(
     run: runs.Run,
     validation: serial.Stage | None,
+    stopping: early_stop.EarlyStopping | None,
     loop: train.TrainLoop,
     stop_flag: StopFlag,
     stack: contextlib.ExitStack,
@@ -194,8 +241,12 @@ def _stages(
     """Yields the stages that process every checkpoint; they are closed when training ends."""
     every = run.config.check_every_steps
     if validation is not None:
+        on_validation = list(selection.best_stages(run, stack))
+        if stopping is not None:
+            on_validation.append(selection.stop_stage(stopping, run.config.early_stop or ""))
+        validate = serial.serial(validation, *on_validation)
         # A checkpoint that is written only because of a stop is not validated.
-        yield lambda c: c if c.step % every and stop_flag.is_set() else validation(c)
+        yield lambda c: c if c.step % every and stop_flag.is_set() else validate(c)
     if run.config.progress:
         yield stack.enter_context(contextlib.closing(progress.ProgressBar(loop.n_steps)))
         yield check_log.log_check
@@ -212,6 +263,7 @@ def _writer(
         format=run.config.checkpoint_format,
         grace_seconds=run.config.grace_seconds,
         on_slow_save=run.config.on_slow_save,
+        run_file=False,  # `start_training` records more.
     )
     return stack.enter_context(contextlib.closing(writer))
 
@@ -241,7 +293,7 @@ def _with_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
 def print_metrics(config: RunConfig, step: int, metrics: Mapping[str, float]) -> None:
     """Prints one metric per line, or all of them as one line of JSON."""
     if config.json:
-        print(json.dumps({"step": step, **metrics}), flush=True)
+        output.print_json({"step": step, **metrics})
         return
     for name, value in metrics.items():
         print(f"{name} at step {step}: {value:.6g}", flush=True)

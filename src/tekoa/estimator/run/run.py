@@ -6,16 +6,11 @@ import importlib
 import json
 import os
 import pathlib
-import platform
 import random
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-
-import tekoa
 from tekoa import hosts
 from tekoa.core import files
 from tekoa.estimator.cli.flags import RunConfig, UsageError
@@ -25,8 +20,14 @@ from tekoa.estimator.run.run_files import END_FILE as END_FILE
 from tekoa.estimator.run.run_files import RUN_FILE as RUN_FILE
 from tekoa.estimator.run.run_files import last_step as last_step
 from tekoa.estimator.run.run_files import read_facts as read_facts
+from tekoa.extensions import run_record
 from tekoa.store.commit import durable, together
 
+_FLAGS_OF_A_START = {
+    *("checkpoint_path", "compile_cache", "coordinator_address", "host_timeout_secs", "json"),
+    *("mode", "model_dir", "module_imp", "num_processes", "overrides", "process_id"),
+    *("profile_steps", "profiler_port", "progress"),
+}
 # Batches that a dry run reads.
 N_DRY_BATCHES = 4
 
@@ -60,8 +61,8 @@ def open_run(config: RunConfig) -> Run:
     config = config.with_defaults(_defaults(module, config))
     if config.dry_run:
         config = _on_few_batches(config)
-    if config.model_dir is None:
-        raise UsageError("No directory for the run. Set --model_dir=DIR.")
+    model_dir = config.model_dir or str(pathlib.Path("runs", module.__name__.rpartition(".")[2]))
+    config = dataclasses.replace(config, model_dir=model_dir)
     config_module = modules.load_module(config.module_config) if config.module_config else module
     if not hasattr(config_module, "get_config"):
         raise UsageError(f"{config_module.__name__} has no function get_config().")
@@ -69,7 +70,7 @@ def open_run(config: RunConfig) -> Run:
         config=config,
         module=module,
         settings=apply_overrides(config_module.get_config(), config.overrides),
-        model_dir=files.local_path(config.model_dir).absolute(),
+        model_dir=files.local_path(model_dir).absolute(),
     )
 
 
@@ -141,9 +142,14 @@ def _check_directory(model_dir: pathlib.Path) -> None:
 
 
 def start_training(
-    run: Run, seed: int, *, n_steps: int | None = None, scales: Mapping[str, float] | None = None
-) -> None:
-    """Writes `run.json` and removes the end mark.
+    run: Run,
+    seed: int,
+    *,
+    step: int = 0,
+    n_steps: int | None = None,
+    scales: Mapping[str, float] | None = None,
+) -> list[str]:
+    """Adds this start to `run.json` and removes the end mark.
 
     Call it only when the start can no longer fail: a second trainer, or one with another seed,
     must not change the files of the run.
@@ -151,19 +157,25 @@ def start_training(
     Args:
         run: The run.
         seed: Its seed.
+        step: The step at which it starts.
         n_steps: The last step of the training, if known.
         scales: The Amos scales, by parameter.
+
+    Returns:
+        What has changed since the previous start, one line per setting.
 
     Raises:
         UsageError: If the directory cannot be written.
     """
     if not hosts.current().is_writer:
-        return
+        return []
     facts = {**_facts(run, seed), "n_steps": n_steps, "scales": dict(scales or {})}
-    text = json.dumps(facts, indent=1, default=str)
     with _writing(run.model_dir):
         (run.model_dir / END_FILE).unlink(missing_ok=True)
-        durable.replace(run.model_dir / RUN_FILE, text.encode())
+        before, after = run_record.write_start(
+            run.model_dir, facts, step=step, sources=_sources(run)
+        )
+    return run_record.changes(_lasting(before), _lasting(after)) if before else []
 
 
 def end_training(run: Run, step: int) -> None:
@@ -179,13 +191,19 @@ def _facts(run: Run, seed: int) -> dict[str, Any]:
         settings = dataclasses.asdict(settings)
     return {
         "random_seed": seed,
-        "command": sys.argv,
         "model": run.module.__name__,
         "settings": settings,
         "flags": {name: value for name, value in flags.items() if name != "given"},
-        "versions": {
-            "tekoa": tekoa.__version__,
-            "python": platform.python_version(),
-            "jax": jax.__version__,
-        },
     }
+
+
+def _sources(run: Run) -> list[str]:
+    """Returns the files that define the model and its config."""
+    files = [getattr(run.module, "__file__", None), run.config.module_config]
+    return [file for file in files if file is not None and pathlib.Path(file).is_file()]
+
+
+def _lasting(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a record without the flags that concern one start only."""
+    flags = record.get("flags", {})
+    return {**record, "flags": {n: v for n, v in flags.items() if n not in _FLAGS_OF_A_START}}

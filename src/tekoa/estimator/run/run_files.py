@@ -3,25 +3,10 @@
 import pathlib
 from typing import Any
 
-from tekoa.core import files
-from tekoa.store import errors
+from tekoa.extensions import run_record
+from tekoa.extensions.run_record import RUN_FILE as RUN_FILE
 
-RUN_FILE = "run.json"
 END_FILE = "train_end.json"
-
-_MAX_BYTES = 2**26
-# Fields that the commands use, and what they must be.
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "random_seed": int,
-    "command": list,
-    "model": str,
-    "settings": (dict, type(None)),
-    "flags": dict,
-    "versions": dict,
-    "n_steps": (int, type(None)),
-    "scales": dict,
-    "step": int,
-}
 
 
 def read_facts(model_dir: pathlib.Path) -> dict[str, Any]:
@@ -30,7 +15,7 @@ def read_facts(model_dir: pathlib.Path) -> dict[str, Any]:
     Raises:
         errors.DamagedError: If the file is not what `tekoa train` writes.
     """
-    return _read(model_dir / RUN_FILE)
+    return run_record.read(model_dir / RUN_FILE)
 
 
 def last_step(model_dir: pathlib.Path) -> int | None:
@@ -39,26 +24,4 @@ def last_step(model_dir: pathlib.Path) -> int | None:
     Raises:
         errors.DamagedError: If the file is not what `tekoa train` writes.
     """
-    return _read(model_dir / END_FILE).get("step")
-
-
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        facts = files.read_json(path, max_bytes=_MAX_BYTES)
-        for name in facts.keys() & _TYPES.keys():
-            if not isinstance(facts[name], _TYPES[name]) or not _is_plausible(facts[name]):
-                raise ValueError(f"{name!r} is {str(facts[name])[:40]!r}")
-        if not all(isinstance(scale, int | float) for scale in facts.get("scales", {}).values()):
-            raise ValueError("'scales' contains something else than numbers")
-        return facts
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise errors.DamagedError(
-            f"{path}: is damaged: {reason}. Restore it from a backup, or remove it."
-        ) from None
-
-
-def _is_plausible(value: Any) -> bool:
-    return not isinstance(value, int) or abs(value) < 2**63
+    return run_record.read(model_dir / END_FILE).get("step")

@@ -1,5 +1,6 @@
 """Starts training from the run's own checkpoints, another checkpoint, or scratch."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -20,6 +21,7 @@ from tekoa.store.commit import paths
 from tekoa.store.formats import step as step_lib
 from tekoa.store.read import load
 from tekoa.store.read import restore as restore_lib
+from tekoa.store.store import Store
 from tekoa.store.transfer import warm_start
 from tekoa.store.transfer.report import Report
 
@@ -40,12 +42,20 @@ class StartReader:
         target: The model.
         optimizer: Creates the new optimizer state.
         data_state: The data position of a new run.
+        checkpoint_store: The run's own steps, open for writing: newer damaged steps are
+            quarantined. None (in a dry run) changes nothing.
     """
 
     def __init__(
-        self, run: Run, target: Any, *, optimizer: optax.GradientTransformation, data_state: Any
+        self,
+        run: Run,
+        target: Any,
+        *,
+        optimizer: optax.GradientTransformation,
+        data_state: Any,
+        checkpoint_store: Store | None = None,
     ):
-        self.target = target
+        self.target, self._store = target, checkpoint_store
         self._config, self._model_dir = run.config, run.model_dir
         self._optimizer, self._data_state = optimizer, data_state
 
@@ -91,10 +101,11 @@ class StartReader:
             path = paths.step_dir(self._model_dir, newest)
             if (path / paths.T5X).is_file() and not (path / paths.INDEX).exists():
                 return self._resume_step(path, form)
-        reader = checkpoint_files.CheckpointFileReader(
-            self._model_dir, self.target, quarantine=not self._config.dry_run
-        )
-        return reader.restore(form)
+        restore = functools.partial(restore_lib.restore, self._model_dir)
+        if self._store is not None:
+            restore = self._store.restore
+        loaded = checkpoint_files.load_newest(restore, form)
+        return loaded and checkpoint_files.restored_of(loaded)
 
     def _resume_step(self, path: pathlib.Path, form: TrainState) -> Restored:
         """Restores all items of a step. Steps written by other programs may lack some."""

@@ -5,9 +5,8 @@ scale of each parameter's entries (`eta_fn`). Slots may be reduced to a small sh
 (`shape_fn`), so that they use almost no memory.
 """
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -175,27 +174,29 @@ def scale_by_amos(
     return optax.GradientTransformation(init, update)
 
 
-@contextlib.contextmanager
-def recorded_scales() -> Iterator[dict[str, float]]:
-    """Records the scale of every parameter for which Amos is initialised in the body.
+def scales_of(optimizer: optax.GradientTransformation, params: trees.PyTree) -> dict[str, float]:
+    """Returns the scales of the parameters that an optimizer trains with Amos.
 
-    Works however deep in a chain Amos is, so that a report can show the target scales.
+    Args:
+        optimizer: Any optimizer; Amos may be anywhere in a chain or a group.
+        params: The parameters, or their shapes.
 
-    Yields:
-        A dict, filled in the body: name to scale, or to its rms if it is an array.
+    Returns:
+        Name to scale, or to its rms if it is an array; empty without Amos.
 
     >>> tx = optax.chain(optax.clip(1.0), amos(0.1, lambda name, shape: 0.5))
-    >>> with recorded_scales() as scales:
-    ...     state = tx.init({'dense': {'kernel': jnp.ones((2, 3))}})
-    >>> scales
+    >>> scales_of(tx, {'dense': {'kernel': jnp.ones((2, 3))}})
     {'dense/kernel': 0.5}
     """
     scales: dict[str, float] = {}
-    token = _record.set(scales)
-    try:
-        yield scales
-    finally:
-        _record.reset(token)
+
+    def init(params: trees.PyTree) -> optax.OptState:
+        # Chains hide their parts, so Amos records its scales while it is initialised.
+        _record.set(scales)
+        return optimizer.init(params)
+
+    contextvars.copy_context().run(jax.eval_shape, init, params)
+    return scales
 
 
 def record_scale(name: trees.Name, eta: Any) -> None:

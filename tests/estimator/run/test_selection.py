@@ -1,0 +1,89 @@
+import json
+import pathlib
+import types
+
+import pytest
+
+from tekoa import store
+from tekoa.estimator.cli import flags as flags_lib
+from tekoa.estimator.cli import main
+from tekoa.estimator.cli.exit_codes import ExitCode
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.run import selection
+from tekoa.store.commit import paths
+
+TINY = str(pathlib.Path(__file__).parents[1] / "tiny_model.py")
+CHECKED = ["--train_pattern=a", "--valid_pattern=b", "--check_every_steps=2", "--max_ckpt=99"]
+
+
+def train(directory, *flags):
+    return main.main(["train", TINY, f"--model_dir={directory}", *CHECKED, *flags])
+
+
+def valid_metrics(directory, name):
+    """Returns the values of a validation metric by step, from the index of every checkpoint."""
+    return {
+        step: json.loads((paths.step_dir(directory, step) / paths.INDEX).read_text())["metrics"][
+            f"train/valid_{name}"
+        ]
+        for step in paths.list_steps(directory)
+    }
+
+
+def test_best_checkpoints_of_validation_are_kept(tmp_path):
+    flags = ["--max_train_steps=8", "--save_low=loss", "--save_high=valid_accuracy", "--max_save=1"]
+    assert train(tmp_path, *flags) == 0
+    losses = valid_metrics(tmp_path, "loss")
+    best = min(losses, key=losses.get)
+    directory = tmp_path / "low_train_valid_loss"
+    assert paths.list_steps(directory) == [best]
+    assert float((directory / "score").read_text()) == pytest.approx(losses[best])
+    assert int(store.load(directory)["step"]) == best
+    assert len(paths.list_steps(tmp_path / "high_train_valid_accuracy")) == 1
+
+
+def test_training_stops_early_and_stays_stopped(tmp_path, capsys):
+    # No loss is above itself, so the first value stays the best.
+    flags = ["--max_train_steps=40", "--early_stop=valid_loss:3:max", "--module_config.n_classes=2"]
+    assert train(tmp_path, *flags) == 0
+    losses = list(valid_metrics(tmp_path, "loss").items())
+    stopped_at = paths.list_steps(tmp_path)[-1]
+    best = max(losses, key=lambda pair: pair[1])[0]
+    assert stopped_at == best + 6 < 40
+    assert f"Early stopping at step {stopped_at}" in capsys.readouterr().out
+    assert train(tmp_path, *flags) == 0
+    assert paths.list_steps(tmp_path)[-1] == stopped_at
+    assert "Nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--save_high=acuracy"], "--save_high names an unknown metric: valid_acuracy."),
+        (["--early_stop=valid_los:2:min"], "unknown metric: valid_los. Available: valid_"),
+        (["--early_stop=valid_loss"], "--early_stop must be METRIC:N"),
+        (["--early_stop=valid_accuracy:2"], "valid_accuracy:2:min or valid_accuracy:2:max"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, capsys, flags, message):
+    assert train(tmp_path, "--max_train_steps=4", *flags) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_validation_data_is_required(tmp_path, capsys):
+    flags = [
+        f"--model_dir={tmp_path}",
+        "--train_pattern=a",
+        "--max_train_steps=2",
+        "--save_low=loss",
+    ]
+    assert main.main(["train", TINY, *flags]) == ExitCode.USAGE
+    assert "--save_low needs validation data: set --valid_pattern" in capsys.readouterr().err
+
+
+def test_no_flag_means_no_early_stop(tmp_path):
+    run = types.SimpleNamespace(config=flags_lib.parse([])[1], model_dir=tmp_path)
+    assert selection.early_stopping(run, None) is None
+    run = types.SimpleNamespace(config=flags_lib.parse(["--early_stop=a:b"])[1], model_dir=tmp_path)
+    with pytest.raises(UsageError):
+        selection.early_stopping(run, None)
