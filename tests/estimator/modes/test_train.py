@@ -196,3 +196,15 @@ def test_resumed_run_reports_changed_settings_and_keeps_every_start(tmp_path, ca
     assert record["starts"][0]["settings"]["can_predict"] is True
     assert record["settings"]["can_predict"] is False
     assert len(list((tmp_path / "run" / "source").iterdir())) == 2
+
+
+def test_errors_recommend_flags(tmp_path, capsys):
+    model = tmp_path / "nan_model.py"
+    model.write_text(SUM.format(tiny=TINY, loss="jnp.mean(logits) * jnp.log(-1.0)"))
+    assert main.main(["train", str(model), f"--model_dir={tmp_path / 'a'}"]) == ExitCode.NON_FINITE
+    assert "or set --on_nan=skip." in capsys.readouterr().err
+    command = ["train", TINY, f"--model_dir={tmp_path / 'b'}", "--train_pattern=a"]
+    assert main.main([*command, "--max_train_steps=3"]) == 0
+    changed = ["--max_train_steps=6", "--train_batch_size=20"]
+    assert main.main([*command, *changed]) == ExitCode.USAGE
+    assert "or set --allow_data_changes to continue" in capsys.readouterr().err

@@ -87,6 +87,11 @@ COMMANDS = (
 )
 # fmt: on
 _BY_NAME = {command.name: command for command in COMMANDS}
+# What messages of the library recommend, and how the command does it.
+_FLAGS_OF_ARGUMENTS = {
+    'pass on_nan="skip"': "set --on_nan=skip",
+    "restore with allow_changes=True": "set --allow_data_changes",
+}
 _HELP_WORDS = {"--help", "-h", "help"}
 
 
@@ -223,7 +228,7 @@ def _report(error: BaseException) -> int | None:
             raise error
         code = _exit_code(error)
         if code is not None:
-            text = "interrupted." if isinstance(error, KeyboardInterrupt) else str(error)
+            text = "interrupted." if isinstance(error, KeyboardInterrupt) else _in_flags(str(error))
             print(messages.printable(f"tekoa: {text}"), file=sys.stderr, flush=True)
         return code
     except BrokenPipeError:
@@ -231,6 +236,13 @@ def _report(error: BaseException) -> int | None:
         for fd in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
         return ExitCode.PIPE
+
+
+def _in_flags(text: str) -> str:
+    """Returns an error message with flags in place of the arguments of Python functions."""
+    for argument, flag in _FLAGS_OF_ARGUMENTS.items():
+        text = text.replace(argument, flag)
+    return text
 
 
 def _exit_code(error: BaseException) -> int | None:
