@@ -201,3 +201,22 @@ def test_closed_output_pipe_is_not_an_error(tmp_path, monkeypatch):
     )
     assert shown.stdout.split() == [str(ExitCode.PIPE.value)]
     assert not shown.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_at_any_moment_of_the_start_ends_with_a_documented_code(tmp_path, number):
+    codes = []
+    for i, milliseconds in enumerate(range(50, 3000, 350)):
+        command = [sys.executable, "-m", "tekoa", "train", TINY, f"--model_dir={tmp_path / str(i)}"]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        )
+        time.sleep(milliseconds / 1000)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=LIMIT_SECONDS)
+        assert "Traceback" not in err, err
+        # A shell reports a process that was ended by a signal as 128 plus its number.
+        codes.append(128 - process.returncode if process.returncode < 0 else process.returncode)
+    assert set(codes) <= {0, ExitCode.STOPPED, 128 + number}, codes
+    assert 128 + number in codes

@@ -198,7 +198,8 @@ class _File:
                     f"{self.path}: the line that starts at byte {offset + start} has more than "
                     f"{_MAX_LINE} bytes. Is this a text file?"
                 )
-            text += self._read(offset + n_before, min(self.size, offset + 2 * n_before + BLOCK))
+            n_next = min(2 * n_before + BLOCK, _MAX_LINE + BLOCK)
+            text += self._read(offset + n_before, min(self.size, offset + n_next))
             end = text.find(b"\n", n_before)
         return text[start : end if end >= 0 else len(text)].removesuffix(b"\r")
 

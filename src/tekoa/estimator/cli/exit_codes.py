@@ -20,7 +20,7 @@ class ExitCode(enum.IntEnum):
     DAMAGED = 65, "no usable checkpoint, or a damaged file of the run"
     MISMATCH = 66, "the checkpoint does not match the model; the message lists all differences"
     PEER_LOST = 69, "another process of the run failed or hung"
-    STORE = 70, "other error while reading or writing checkpoints"
+    STORE = 70, "other error while reading or writing files of the run"
     IN_USE = 73, "another process is writing to the directory"
     SAVE_FAILED = 74, "a checkpoint could not be saved"
     STOPPED = 75, "stopped by a signal; run the same command again to resume"

@@ -9,8 +9,10 @@ import dataclasses
 import importlib
 import logging
 import os
+import pathlib
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import tekoa
@@ -259,6 +261,8 @@ def _exit_code(error: BaseException) -> int | None:
         return error.exit_code
     if isinstance(error, PermissionError):
         return ExitCode.USAGE
+    if isinstance(error, OSError) and error.filename is not None and _is_own(error):
+        return ExitCode.STORE
 
     # These import JAX.
     from tekoa.core.loss.reduction import ReductionError
@@ -269,6 +273,18 @@ def _exit_code(error: BaseException) -> int | None:
     if isinstance(error, (DataError, LayoutError, ReductionError)):
         return ExitCode.USAGE
     return ExitCode.NON_FINITE if isinstance(error, NonFiniteError) else None
+
+
+def _is_own(error: BaseException) -> bool:
+    """Returns whether an error was raised by Tekoa itself, rather than by code of the user."""
+    package, library = pathlib.Path(tekoa.__file__).parent, pathlib.Path(os.__file__).parent
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if path.is_relative_to(package):
+            return True
+        if not path.is_relative_to(library) or "site-packages" in path.parts:
+            return False
+    return False
 
 
 _HELP = """\

@@ -210,7 +210,7 @@ def _step_trace(run: runs.Run, stack: contextlib.ExitStack) -> profiler.StepTrac
     if match is None:
         raise UsageError(f"--profile_steps must be FIRST:COUNT, such as 100:5, got {text!r}.")
     first, n_steps = map(int, match.groups())
-    trace = profiler.StepTrace(run.model_dir / "profile", first_step=first, n_steps=n_steps)
+    trace = profiler.StepTrace(runs.subdirectory(run, "profile"), first_step=first, n_steps=n_steps)
     return stack.enter_context(contextlib.closing(trace))
 
 
@@ -250,7 +250,7 @@ def _stages(
     if run.config.progress:
         yield stack.enter_context(contextlib.closing(progress.ProgressBar(loop.n_steps)))
         yield check_log.log_check
-    writer = tensorboard.SummaryWriter(run.model_dir / "train", params=True)
+    writer = tensorboard.SummaryWriter(runs.subdirectory(run, "train"), params=True)
     yield stack.enter_context(contextlib.closing(writer))
 
 
@@ -258,7 +258,7 @@ def _writer(
     run: runs.Run, subdirectory: str, keep: int, stack: contextlib.ExitStack
 ) -> checkpoint_files.CheckpointFileWriter:
     writer = checkpoint_files.CheckpointFileWriter(
-        run.model_dir / subdirectory,
+        runs.subdirectory(run, subdirectory),
         keep=keep,
         format=run.config.checkpoint_format,
         grace_seconds=run.config.grace_seconds,

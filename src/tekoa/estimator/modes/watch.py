@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tekoa import hosts
+from tekoa.core import files
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.report import events
 from tekoa.estimator.run import run as runs
@@ -67,7 +68,7 @@ class Watcher:
         self._config, self._model_dir = run.config, run.model_dir
         self._evaluate, self._stop_flag = evaluate, stop_flag
         self._label = run.config.eval_label
-        self._eval_dir = run.model_dir / self._label
+        self._eval_dir = runs.subdirectory(run, self._label)
         self._group = hosts.current()
         self._failed: set[tuple[int, str]] = set()
         self._commits: dict[int, tuple[tuple[int, int], CommitId]] = {}
@@ -101,7 +102,7 @@ class Watcher:
         note = self._eval_dir / NOTE
         if (self._eval_dir / RECORD).exists() or not note.exists():
             return
-        text = note.read_text()
+        text = files.read_bytes(note, max_bytes=2**16).decode(errors="replace")
         last = paths.parse_step(pathlib.Path(text).name)
         if last is None:
             raise UsageError(f"{note} must name a checkpoint, got {text[:60]!r}.")

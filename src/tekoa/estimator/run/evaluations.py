@@ -14,6 +14,7 @@ import os
 import pathlib
 from typing import Any
 
+from tekoa.core import files
 from tekoa.store.commit import durable
 from tekoa.store.commit.identity import CommitId
 
@@ -123,7 +124,7 @@ class Evaluations:
 
 def _read_lines(path: pathlib.Path) -> list[str]:
     try:
-        with path.open(errors="replace") as file:
-            return list(file)
+        with files.open_regular(path) as file:
+            return [line.decode(errors="replace") for line in file]
     except FileNotFoundError:
         return []

@@ -74,6 +74,21 @@ def open_run(config: RunConfig) -> Run:
     )
 
 
+def subdirectory(run: Run, name: str) -> pathlib.Path:
+    """Returns a directory of the run to write to; it need not exist.
+
+    Raises:
+        UsageError: If there is something else of this name. Links are not followed, because they
+            may lead out of the run.
+    """
+    path = run.model_dir / name
+    is_link = bool(name) and path.is_symlink()
+    if is_link or (path.exists() and not path.is_dir()):
+        kind = "a link" if is_link else "not a directory"
+        raise UsageError(f"{path} is {kind}. The run needs a directory of this name: move it away.")
+    return path
+
+
 def _defaults(module: types.ModuleType, config: RunConfig) -> dict[str, Any]:
     """Returns the model's default flags; those about its own data only if that data is used."""
     names_data = any(name.endswith("_pattern") for name in config.given)

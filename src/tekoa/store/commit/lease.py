@@ -34,6 +34,7 @@ RENEW_SECONDS = 2.0
 STALE_SECONDS = 20.0
 # How long to wait for another process that is changing the directory.
 _LOCK_SECONDS = 4.0
+_MAX_BYTES = 2**16
 # What a process that is killed during a renewal leaves behind; see `durable.replace`.
 _LEFTOVER = re.compile(re.escape(f".{NAME}.") + "[0-9a-f]{32}")
 
@@ -263,12 +264,11 @@ def _identity(pid: int) -> dict[str, Any]:
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
     try:
-        owner = json.loads(path.read_bytes())
+        return files.read_json(path, max_bytes=_MAX_BYTES)
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError):
-        owner = None
-    return owner if isinstance(owner, dict) else {}
+    except ValueError:
+        return {}
 
 
 def _state(owner: dict[str, Any]) -> Literal["alive", "dead", "unknown"]:

@@ -15,6 +15,7 @@ import os
 import pathlib
 from typing import Literal
 
+from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import commit, durable, identity, paths, retention, score
 from tekoa.store.commit.lease import Lease
@@ -39,7 +40,9 @@ class BestCopies:
     def __init__(
         self, directory: str | os.PathLike[str], *, mode: Literal["min", "max"], keep: int
     ):
-        self._directory, self._keep = pathlib.Path(directory), keep
+        self._directory, self._keep = files.local_path(directory), keep
+        if self._directory.is_symlink():
+            raise errors.UnsafeError(f"{self._directory}: is a link; links are not followed.")
         self._is_better = operator.lt if mode == "min" else operator.gt
         self._sign = 1 if mode == "min" else -1
         self._scores = self._read()
@@ -120,11 +123,11 @@ class BestCopies:
             if is_committed(path):
                 digests[step] = identity.commit_id(path).digest
         try:
-            rows = json.loads((self._directory / SCORES).read_text())
+            rows = json.loads(files.read_bytes(self._directory / SCORES, max_bytes=2**24))
             entries = [(int(row["step"]), str(row["commit"]), row["value"]) for row in rows]
         except FileNotFoundError:
             return self._read_text(digests)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
             raise errors.DamagedError(
                 f"{self._directory / SCORES}: cannot be read ({error}). Delete it to start from "
                 "scratch; the copies stay until there is a better one."

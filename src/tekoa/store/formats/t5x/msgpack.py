@@ -4,12 +4,14 @@ The format is Flax's, and Flax writes and reads it. Files may come from anywhere
 that Flax returns is checked here; Flax itself allocates no more than the size of the file.
 """
 
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from tekoa.core import files
 from tekoa.store import errors
 
 _MAX_DEPTH = 100
@@ -29,6 +31,23 @@ def map_dicts(fn: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: map_dicts(fn, child) for key, child in tree.items()}
     return fn(tree)
+
+
+def read(path: pathlib.Path) -> Any:
+    """Reads and decodes a file; see `unpack`.
+
+    A file that does not start with a map is refused before it is read completely.
+    """
+    try:
+        with files.open_regular(path) as file:
+            start = file.read(1)
+            if not start or not (start[0] >> 4 == 0x8 or start[0] in (0xDE, 0xDF)):
+                raise errors.DamagedError(f"{path}: is not a msgpack checkpoint: it has no map.")
+            return unpack(start + file.read(), str(path))
+    except OSError as error:
+        raise errors.DamagedError(f"{path}: cannot be read: {error.strerror}.") from None
+    except MemoryError:
+        raise errors.DamagedError(f"{path}: is larger than the memory.") from None
 
 
 def unpack(data: bytes, where: str) -> Any:

@@ -63,7 +63,7 @@ def open_step(path: pathlib.Path) -> tuple[Index, Read]:
     items = [item for item, node in nodes.items() if node is not None]
     values = _flatten({item: nodes[item] for item in items}, ())
     if (path / paths.INDEX).exists():
-        extra = msgpack.unpack((path / FILE).read_bytes(), str(path / FILE))
+        extra = msgpack.read(path / FILE)
         index, values = read_index(path), {**values, **_flatten(extra, ())}
     else:
         leaves = {name: _describe(name, value) for name, value in values.items()}

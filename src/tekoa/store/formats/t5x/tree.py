@@ -77,9 +77,9 @@ def is_t5x(path: pathlib.Path) -> bool:
     Orbax and TensorFlow also write files named `checkpoint`; those are not T5X's.
     """
     file = path / paths.T5X
-    if not file.is_file() or (path / "_METADATA").exists():
+    if not file.is_file() or file.is_symlink() or (path / "_METADATA").exists():
         return False
-    with open(file, "rb") as opened:
+    with files.open_regular(file) as opened:
         return opened.read(21) != b"model_checkpoint_path"
 
 
@@ -106,9 +106,7 @@ def read_tree(directory: pathlib.Path) -> dict[str, Any]:
         errors.DamagedError: See `read`.
     """
     file = directory / paths.T5X
-    if file.is_symlink():
-        raise errors.UnsafeError(f"{file}: is a link; links are not followed.")
-    body = msgpack.unpack(file.read_bytes(), str(file))
+    body = msgpack.read(file)
     if not isinstance(body, dict) or not isinstance(body.get("optimizer"), dict):
         raise errors.DamagedError(f"{file}: is not a T5X checkpoint; it has no 'optimizer'.")
     version = body.get("version", 0)

@@ -7,7 +7,6 @@ new spec is built from the checked path, and shape, dtype, chunks and compressor
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tekoa.core import messages
+from tekoa.core import files, messages
 from tekoa.store import errors
 from tekoa.store.commit import paths
 from tekoa.store.formats import arrays_read
@@ -169,15 +168,18 @@ def _file_sizes(directory: pathlib.Path, folder: pathlib.Path) -> dict[str, int]
     for entry in entries:
         if entry.is_symlink():
             raise errors.UnsafeError(f"{entry.path}: is a link; links are not followed.")
-    return {entry.name: entry.stat().st_size for entry in entries}
+    try:
+        return {entry.name: files.size(entry.path) for entry in entries}
+    except OSError as error:
+        raise errors.DamagedError(f"{error.filename}: {error.strerror}.") from None
 
 
 def _check_zarray(folder: pathlib.Path, spec: Spec, sizes: dict[str, int]) -> None:
     path = folder / ".zarray"
-    if sizes.get(".zarray", _MAX_ZARRAY_BYTES + 1) > _MAX_ZARRAY_BYTES:
-        raise errors.DamagedError(f"{path}: is missing or too large.")
+    if ".zarray" not in sizes:
+        raise errors.DamagedError(f"{path}: is missing.")
     try:
-        stored = json.loads(path.read_text())
+        stored = files.read_json(path, max_bytes=_MAX_ZARRAY_BYTES)
         shape, chunks = tuple(stored["shape"]), tuple(stored["chunks"])
         compressor = stored["compressor"] and stored["compressor"]["id"]
         separator = stored.get("dimension_separator", ".")
