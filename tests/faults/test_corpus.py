@@ -58,6 +58,7 @@ CORPUS = {
         "not text": b"a,b\n\xff\xfe,\xfa\n",
         "header is not text": b"\xff\xfe,b\n1,2\n",
         "short row": b"a,b\n1\n",
+        "short row that is not text": b"a,b\n\xff\n",
         "open quote": b'a,b\n"1,2\n3,4\n',
         "only a header": b"a,b\n",
     },
@@ -94,6 +95,7 @@ IDX = {
     "cut off": struct.pack(">HBB3I", 0, 8, 3, 5, 2, 2) + bytes(19),
     "too long": struct.pack(">HBB3I", 0, 8, 3, 5, 2, 2) + bytes(21),
     "many dimensions": struct.pack(">HBB", 0, 8, 200) + struct.pack(">200I", *[1] * 200) + b"x",
+    "nothing times huge": struct.pack(">HBB3I", 0, 8, 3, 2**32 - 1, 2**32 - 1, 0),
     "no sizes": struct.pack(">HBB", 0, 8, 3),
 }
 CASES = [(name, kind, text) for name, texts in CORPUS.items() for kind, text in texts.items()]
@@ -114,13 +116,14 @@ def bounded():
 
 
 @pytest.mark.parametrize(("name", "kind", "text"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])
-def test_malformed_file_is_one_message(tmp_path, bounded, name, kind, text):
+def test_malformed_file_is_one_message(tmp_path, bounded, capfd, name, kind, text):
     if name == "a.array_record":
         pytest.importorskip("grain")
     (tmp_path / name).write_bytes(text)
     with pytest.raises(data.DataError) as raised:
         load(str(tmp_path / name))
     assert name in str(raised.value)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

@@ -1,4 +1,5 @@
 import html.parser
+import pathlib
 import re
 import shutil
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from tekoa.estimator.cli.flags import RunConfig, UsageError
-from tekoa.estimator.report import page
+from tekoa.estimator.report import events, facts, page
 
 
 class Checker(html.parser.HTMLParser):
@@ -134,3 +135,23 @@ def test_page_needs_no_jax(trained):
         "assert 'jax' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+ODD = [0.0, -1.0, float("nan"), float("inf"), 1e-40]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("wall_time", [0.0, 1e300, float("nan"), -float("inf")])
+def test_odd_numbers_of_a_tensorboard_file_are_shown(value, wall_time):
+    points = [events.Point(step, wall_time, value, 0) for step in (-(2**63), 0, 2**63 - 1)]
+    tags = ("train/loss", "train/seconds_per_step", "params/w (2,)")
+    run = facts.RunFacts(
+        directory=pathlib.Path("run"),
+        record={},
+        end_step=None,
+        is_running=False,
+        curves={"train": dict.fromkeys(tags, points)},
+        checkpoints={},
+        best=[],
+    )
+    assert "Curves" in page.render(run)

@@ -154,5 +154,8 @@ def read_idx(path: str | Path) -> np.ndarray:
             f"{shape}, {dtype}) needs {4 + 4 * n_dims + n_bytes}. It is truncated or corrupt: "
             "download or copy it again."
         )
-    values = np.frombuffer(content, dtype).reshape(shape)
+    try:
+        values = np.frombuffer(content, dtype).reshape(shape)
+    except ValueError as error:  # One size is 0, the others are absurd.
+        raise DataError(f"{path}: the shape {shape} of its header is invalid: {error}.") from None
     return values.astype(dtype.newbyteorder("="), copy=False)

@@ -156,9 +156,9 @@ class _File:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fd": None}
 
-    def __del__(self):
-        if self._fd is not None:
-            os.close(self._fd)
+    def __del__(self, close: Callable[[int], None] = os.close):
+        if self._fd is not None:  # At the end of the program, `os` may be gone already.
+            close(self._fd)
 
     def _read(self, start: int, stop: int) -> bytes:
         if self._content is not None:

@@ -1,5 +1,6 @@
 """Columns of .csv and .parquet files, read by pyarrow into memory."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,9 @@ import numpy as np
 from tekoa.data.readers import files
 from tekoa.data.readers.base import DataError
 from tekoa.data.readers.memory import ArrayReader
+
+# A handler of invalid rows would fail for rows that are not UTF-8.
+_INVALID_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 
 
 def read_csv(path: str) -> ArrayReader:
@@ -19,24 +23,17 @@ def read_csv(path: str) -> ArrayReader:
     csv = files.require("pyarrow.csv", "tables", f"Reading {path}")
     pyarrow = files.require("pyarrow", "tables", f"Reading {path}")
     files.check_readable(path)
-    invalid_rows: list[Any] = []
-
-    def handle_invalid_row(row: Any) -> str:
-        invalid_rows.append(row)
-        return "error"
-
     # pyarrow numbers the rows only without threads.
     read_options = csv.ReadOptions(use_threads=False)
-    parse_options = csv.ParseOptions(invalid_row_handler=handle_invalid_row)
     try:
-        table = csv.read_csv(path, read_options=read_options, parse_options=parse_options)
+        table = csv.read_csv(path, read_options=read_options)
         _check_names(table.column_names)
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        if invalid_rows:
-            row = invalid_rows[0]
+        if row := _INVALID_ROW.search(str(error)):
+            number, n_expected, n_fields, text = row.groups()
             raise DataError(
-                f"{path}, row {row.number}: {row.actual_columns} fields where the header has "
-                f"{row.expected_columns}: {row.text[:60]!r}. Correct or remove the row."
+                f"{path}, row {number}: {n_fields} fields where the header has {n_expected}: "
+                f"{text[:60]!r}. Correct or remove the row."
             ) from None
         raise DataError(f"Cannot read {path} as csv: {error}.") from None
     for name in table.column_names:

@@ -169,7 +169,8 @@ def _tiles(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
     times = sections.step_times(facts)
     if times:
         recent = statistics.median(point.value for point in times[-20:])
-        yield "speed", f"{1 / recent:,.4g} / s", f"{1e3 * recent:.3g} ms per step, recent median"
+        speed = f"{1 / recent:,.4g} / s" if recent > 0 else "unknown"
+        yield "speed", speed, f"{1e3 * recent:.3g} ms per step, recent median"
         inside, outside = sections.seconds(facts)
         share = f"{time_share(inside, outside)} in steps"
         yield "time", sections.duration(inside + outside), share
