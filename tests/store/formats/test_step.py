@@ -1,12 +1,14 @@
 """Opening one step: the format is detected, doubtful steps are refused."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
 
 from tekoa.store import errors
 from tekoa.store.commit import manifest
+from tekoa.store.commit.identity import commit_id
 from tekoa.store.formats.step import find, is_step, open_step
 
 
@@ -56,3 +58,13 @@ def test_renamed_step_is_refused(saved):
     os.rename(directory / "checkpoint_5", directory / "checkpoint_6")
     with pytest.raises(errors.DamagedError, match="contains step 5"):
         open_step(directory / "checkpoint_6")
+
+
+def test_pipe_in_a_step_of_another_program_is_refused_without_reading_it(golden, tmp_path):
+    step = tmp_path / "checkpoint_12"
+    shutil.copytree(golden / "ts_amos" / "checkpoint_12", step)
+    os.mkfifo(step / "pipe")
+    with pytest.raises(errors.UnsafeError, match="pipe: is neither a file nor a directory"):
+        open_step(step)
+    with pytest.raises(OSError, match="not a regular file"):
+        commit_id(step)

@@ -11,6 +11,8 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
+from tekoa.core import files
+
 _BLOCK = 1 << 20
 _N_THREADS = 4
 # Below this, threads cost more than they gain.
@@ -35,12 +37,15 @@ def checksum(path: str | os.PathLike[str], *, sync: bool = False) -> tuple[int, 
     flipped bit. It guards against damage, not against an attacker.
 
     Args:
-        path: The file.
+        path: The file; links are not followed.
         sync: Also force the file to disk, while it is open.
+
+    Raises:
+        OSError: If it is not a regular file.
     """
     size, crc = 0, 0
     buffer = memoryview(bytearray(_BLOCK))
-    with open(path, "rb", buffering=0) as file:
+    with files.open_regular(path) as file:
         while n_read := file.readinto(buffer):
             crc = zlib.crc32(buffer[:n_read], crc)
             size += n_read

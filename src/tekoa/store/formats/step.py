@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import stat
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -38,9 +39,12 @@ def open_step(
         errors.NewerVersionError: If a later version of Tekoa wrote it.
     """
     path = files_lib.local_path(path)
-    for name, _ in durable.walk(path):
-        if (path / name).is_symlink():
+    for name, is_dir in durable.walk(path):
+        mode = os.lstat(path / name).st_mode
+        if stat.S_ISLNK(mode):
             raise errors.UnsafeError(f"{path / name}: is a link; links are not followed.")
+        if not is_dir and not stat.S_ISREG(mode):
+            raise errors.UnsafeError(f"{path / name}: is neither a file nor a directory.")
     format, commit = "t5x", None
     try:
         sealed = manifest.read(path)
