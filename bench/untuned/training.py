@@ -118,10 +118,10 @@ class Trainer:
         return start, jax.jit(update, donate_argnums=(1, 2))
 
     def evaluate(self, params: Any, extra: Any, n_examples: int = 256) -> Outcome:
-        """Returns mean loss and accuracy on the test data, which is cut into equal batches."""
+        """Returns mean loss and accuracy on the test data in equal batches, without the rest."""
         length = getattr(self.task.take, "length", 1)
         starts = np.arange(0, self.n_test, length)
-        n_examples = max(1, n_examples // length)
+        n_examples = min(len(starts), max(1, n_examples // length))
         starts = starts[: len(starts) // n_examples * n_examples].reshape(-1, n_examples)
         values = [self._evaluate_batch(params, extra, rows, self.test) for rows in starts]
         loss, accuracy = np.mean(np.array(values, np.float64), axis=0)
