@@ -1,12 +1,13 @@
 import contextlib
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tekoa.extensions import checkpoint_files
+from tekoa.extensions import checkpoint_files, outbox
 from tekoa.extensions.checkpoint_files import CheckpointFileReader, CheckpointFileWriter
 from tekoa.store import errors, load
 from tekoa.store.commit import paths
@@ -155,3 +156,28 @@ def test_writer_records_each_start_of_the_program(tmp_path, summary):
     with contextlib.closing(CheckpointFileWriter(tmp_path / "other", run_file=False)) as writer:
         writer(summary(1))
     assert not (tmp_path / "other" / "run.json").exists()
+
+
+def test_a_step_is_committed_after_the_points_before_it(tmp_path, summary):
+    may_write = threading.Event()
+
+    class SlowSink:
+        def write(self, records):
+            assert may_write.wait(20)
+
+        def sync(self):
+            pass
+
+        def close(self):
+            pass
+
+    points = outbox.Outbox(SlowSink(), name="points")
+    points.put([1])
+    writer = CheckpointFileWriter(tmp_path)
+    writer(summary(1))  # Does not wait.
+    assert not writer._store.wait(timeout_seconds=0.3)
+    assert paths.list_steps(tmp_path) == []
+    may_write.set()
+    writer.close()
+    assert paths.list_steps(tmp_path) == [1]
+    points.close()

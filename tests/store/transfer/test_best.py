@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -75,6 +76,8 @@ def kill_at(monkeypatch, n):
 
         def change(*args, **kwargs):
             nonlocal n_calls
+            if threading.current_thread() is not threading.main_thread():
+                return original(*args, **kwargs)  # The renewal of the lease.
             n_calls += 1
             if n_calls == n:
                 raise Killed
@@ -84,6 +87,7 @@ def kill_at(monkeypatch, n):
 
     wrap(durable, "replace")
     wrap(copy, "copy_step")
+    wrap(durable, "exchange")
     wrap(os, "rename")
 
 
@@ -112,7 +116,7 @@ def test_scores_belong_to_the_models_after_a_kill_at_any_change(tmp_path, second
         assert float((directory / "best" / "score").read_text()) == restarted.best
         if not is_killed:
             break
-    assert n > 5
+    assert n > 4
     assert restarted.best == 5.0
 
 
