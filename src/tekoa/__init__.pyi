@@ -13,6 +13,10 @@ from tekoa import testing as testing
 from tekoa.bridges.any_model import as_model_fns as as_model_fns
 from tekoa.bridges.lora import lora as lora
 from tekoa.bridges.scales import find_scales as find_scales
+from tekoa.bridges.steps import init_state as init_state
+from tekoa.bridges.steps import make_eval_step as make_eval_step
+from tekoa.bridges.steps import make_predict_step as make_predict_step
+from tekoa.bridges.steps import make_train_step as make_train_step
 from tekoa.core.loss.reduction import ReductionError as ReductionError
 from tekoa.core.metrics import Mean as Mean
 from tekoa.core.metrics import Totals as Totals
@@ -20,10 +24,6 @@ from tekoa.core.model import ModelFns as ModelFns
 from tekoa.core.nonfinite import NonFiniteError as NonFiniteError
 from tekoa.core.state import StepOutput as StepOutput
 from tekoa.core.state import TrainState as TrainState
-from tekoa.core.step import init_state as init_state
-from tekoa.core.step import make_eval_step as make_eval_step
-from tekoa.core.step import make_predict_step as make_predict_step
-from tekoa.core.step import make_train_step as make_train_step
 from tekoa.core.step import moving_average as moving_average
 from tekoa.data.readers.base import DataError as DataError
 from tekoa.estimator.model_file.experiment import Experiment as Experiment

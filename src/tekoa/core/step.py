@@ -33,8 +33,8 @@ def init_state(
     """Creates the state before the first step.
 
     Args:
-        model: The model as pure functions.
-        optimizer: Any optax transformation.
+        model: The model; `tekoa.init_state` accepts one of any library.
+        optimizer: Any optax transformation, or a triple.
         rng: A key. It is split in two: one key initialises the parameters, the other is the
             root key of all steps.
         inputs: Sample inputs of the model.

@@ -282,7 +282,8 @@ class _Checks:
         file = metrics_file.MetricsFile(path / metrics_file.FILE_NAME)
         closing = [file, tensorboard_lib.TensorBoardWriter(path / "train")]
         if self.best is not None and stages:
-            closing.append(best_files.BestFileWriter(path, self.best[0], mode=self.best[1]))
+            metric, mode = self.best
+            closing.append(best_files.BestFileWriter(path, metric, mode=mode, stdout=show_progress))
         stages += [stack.enter_context(contextlib.closing(stage)) for stage in closing]
         return lambda: file.rows, [*stages, *self._stopping(loop, path / "early_stop.json")]
 

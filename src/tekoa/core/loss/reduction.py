@@ -121,6 +121,7 @@ def _values(result: Any) -> dict[str, metrics.Mean]:
     return {
         name: value if isinstance(value, metrics.Mean) else metrics.Mean(jnp.mean(value), one)
         for name, value in scalars.items()
+        if isinstance(value, (metrics.Mean, jax.Array, np.ndarray, int, float))
     }
 
 
