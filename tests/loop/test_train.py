@@ -60,7 +60,7 @@ def test_a_checkpoint_has_the_documented_fields(line):
     assert checkpoint.model_state == {}
     assert checkpoint.optimizer_state[0].count == 4
     assert checkpoint.grads["w"].shape == (3,)
-    assert float(checkpoint.loss) == checkpoint.metrics["train"]["loss"]
+    assert float(checkpoint.loss) == checkpoint.metrics["train"]["last_loss"]
     assert checkpoint.average["w"].shape == (3,)
     assert (checkpoint.carry, checkpoint.rng.shape) == (None, ())
     assert checkpoint.data_state == {"next": 4}
