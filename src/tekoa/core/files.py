@@ -5,12 +5,13 @@ file elsewhere, a file larger than memory. Every file that Tekoa reads is opened
 """
 
 import errno
+import io
 import json
 import os
 import pathlib
 import re
 import stat
-from typing import IO, Any
+from typing import Any
 
 # Two letters or more, so that a drive letter is none. `pathlib` shortens '//' to '/'.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
@@ -57,7 +58,7 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
         return pathlib.Path(text)
 
 
-def open_regular(path: str | os.PathLike[str], *, follow_links: bool = False) -> IO[bytes]:
+def open_regular(path: str | os.PathLike[str], *, follow_links: bool = False) -> io.BufferedReader:
     """Opens a regular file for reading, without blocking on anything else.
 
     Args:
