@@ -236,7 +236,9 @@ def shard_like(old: PyTree, new: PyTree) -> PyTree:
 
     def shard(a: Any, b: Any) -> Any:
         sharding = jax.typeof(a).sharding
-        return b if jax.typeof(b).sharding == sharding else jax.sharding.reshard(b, sharding)
+        if sharding.mesh.empty or jax.typeof(b).sharding == sharding:
+            return b
+        return jax.sharding.reshard(b, sharding)
 
     return jax.tree.map(shard, old, new)
 
