@@ -44,7 +44,7 @@ def write(directory: pathlib.Path, values: Mapping[trees.Name, Any]) -> None:
 
     group = hosts.current()
     for name, value in values.items():
-        _check_sharding(name, value, group.count)
+        check_sharding(name, value, group.count)
     for value in values.values():
         if isinstance(value, jax.Array):
             value.copy_to_host_async()
@@ -57,7 +57,7 @@ def write(directory: pathlib.Path, values: Mapping[trees.Name, Any]) -> None:
         (folder / "_METADATA").write_text(json.dumps(_metadata(stored)))
     if group.count > 1:
         folder = folder / f"{_PROCESS_FOLDER}{group.index}"
-    shards = {name: list(_own_shards(x, group.is_writer)) for name, x in stored.items()}
+    shards = {name: list(own_shards(x, group.is_writer)) for name, x in stored.items()}
     n_bytes = sum(data.nbytes for array_shards in shards.values() for _, data in array_shards)
     transaction = ts.Transaction() if n_bytes <= _SMALL_BYTES else None
     options = {"create": True, "context": _context(), "transaction": transaction}
@@ -112,7 +112,7 @@ def own_files(directory: pathlib.Path, index: int) -> list[str]:
     return [f"{arrays_read.FOLDER}/{folder.name}/{path}" for path in files]
 
 
-def _check_sharding(name: trees.Name, value: Any, n_processes: int) -> None:
+def check_sharding(name: trees.Name, value: Any, n_processes: int) -> None:
     """Raises a StoreError for an array that would be stored in part, or several times."""
     if not isinstance(value, jax.Array):
         return
@@ -135,7 +135,7 @@ def _context() -> Any:
     return ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
 
 
-def _own_shards(value: Any, is_writer: bool) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+def own_shards(value: Any, is_writer: bool) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
     """Yields the shards of an array that this process writes: each shard is written once."""
     if not isinstance(value, jax.Array):
         if is_writer:

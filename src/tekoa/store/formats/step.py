@@ -126,8 +126,7 @@ def write_step(
     if format == "native":
         arrays_write.write(directory, values)
         return arrays_write.own_files(directory, group.index)
-    if group.is_writer:
-        t5x_step.write(directory, index, values, axes)
+    t5x_step.write(directory, index, values, axes)
     return ()
 
 

@@ -45,6 +45,26 @@ def test_step_contains_the_names_of_t5x(saved):
     assert (directory / "checkpoint_5" / "target.dense.kernel" / "0.0").exists()
 
 
+def test_arrays_split_over_devices_are_zarr_with_a_chunk_per_shard(saved):
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    split = jax.device_put(jnp.arange(32.0).reshape(8, 4), rows)
+    same = jax.device_put(jnp.arange(3.0), rows.update(spec=jax.sharding.PartitionSpec()))
+    tree = {"model_params": {"w": split, "b": same}, "average": {"w": split + 1, "b": same}}
+    directory = saved(tree, format="t5x")
+    step = directory / "checkpoint_5"
+    chunks = ["0.0", "1.0", "2.0", "3.0"]
+    for name in ("target.w", "tekoa.average.w"):
+        assert sorted(p.name for p in (step / name).iterdir() if p.name[0] != ".") == chunks
+    assert not (step / "target.b").exists()
+    np.testing.assert_array_equal(t5x.read(directory)["target"]["w"], split)
+    restored = restore.restore(directory, tree).items
+    for item, arrays in tree.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(restored[item][name], array)
+            assert restored[item][name].sharding == array.sharding
+
+
 def test_stateless_optimizer_can_be_restored(saved):
     params = {"w": jnp.ones(2)}
     stateless = {"model_params": params, "optimizer_state": optax.sgd(0.1).init(params)}

@@ -26,7 +26,7 @@ def test_chunk_shapes_are_those_of_t5x(golden):
 def test_arrays_are_read_back(tmp_path, dtype, shape):
     array = np.ones(shape, getattr(ml_dtypes, dtype, dtype))
     spec = zarr.make_spec("target.x", array)
-    zarr.write(tmp_path, spec, array).result()
+    [future.result() for future in zarr.write(tmp_path, spec, array, is_writer=True)]
     assert (tmp_path / "target.x" / ("0" if len(shape) < 2 else "0.0")).exists()
     read = zarr.open_array(tmp_path, zarr.parse_spec(spec, "x")).read().result()
     assert read.dtype == array.dtype
@@ -38,7 +38,7 @@ def test_large_arrays_are_split_and_zeros_are_written_too(tmp_path, monkeypatch)
     array = np.zeros((6, 4), np.float32)
     spec = zarr.make_spec("x", array)
     assert spec["metadata"]["chunks"] == [3, 2]
-    zarr.write(tmp_path, spec, array).result()
+    [future.result() for future in zarr.write(tmp_path, spec, array, is_writer=True)]
     assert sorted(path.name for path in (tmp_path / "x").iterdir()) == [
         ".zarray", "0.0", "0.1", "1.0", "1.1"
     ]  # fmt: skip

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from tekoa import hosts
 from tekoa.core import trees
 from tekoa.store import errors
 from tekoa.store.commit import paths
-from tekoa.store.formats import arrays_read
+from tekoa.store.formats import arrays_read, arrays_write
 from tekoa.store.formats.index import Index, Read, read_index, write_index
 from tekoa.store.formats.leaves import Leaf, Shardings
 from tekoa.store.formats.t5x import msgpack, tree, zarr
@@ -38,18 +39,21 @@ def write(
     axes: Mapping[str, Any],
 ) -> None:
     """Writes items into the temporary directory of a step; see `formats.step.write_step`."""
-    local = {name: np.asarray(value) for name, value in values.items()}
-    flat = {_PLACES[n[0]] + n[1:]: value for n, value in local.items() if n[0] in _PLACES}
+    group = hosts.current()
+    for name, value in values.items():
+        arrays_write.check_sharding(name, value, group.count)
+    flat = {_PLACES[n[0]] + n[1:]: value for n, value in values.items() if n[0] in _PLACES}
     state = trees.nest({("state", "step"): np.asarray(index.step, np.int32), **flat})
     state.setdefault("target", {})
     if "optimizer_state" in index.items:
         state["state"].setdefault("param_states", {})
     state_axes = trees.nest({place: axes[item] for item, place in _PLACES.items() if item in axes})
-    tree.write_tree(directory, state, state_axes)
-    rest = trees.nest({n: value for n, value in local.items() if n[0] not in _PLACES})
-    tree.check_readable(directory / FILE, rest)
-    (directory / FILE).write_bytes(msgpack.pack(rest))
-    write_index(directory, index)
+    extra = trees.nest({name: value for name, value in values.items() if name[0] not in _PLACES})
+    extra = tree.write_tree(directory, state, state_axes, extra=extra, group=group)
+    tree.check_readable(directory / FILE, extra)
+    if group.is_writer:
+        (directory / FILE).write_bytes(msgpack.pack(extra))
+        write_index(directory, index)
 
 
 def open_step(path: pathlib.Path) -> tuple[Index, Read]:
@@ -63,7 +67,7 @@ def open_step(path: pathlib.Path) -> tuple[Index, Read]:
     items = [item for item, node in nodes.items() if node is not None]
     values = _flatten({item: nodes[item] for item in items}, ())
     if (path / paths.INDEX).exists():
-        extra = msgpack.read(path / FILE)
+        extra = tree.parse(msgpack.read(path / FILE), (), path / FILE, set())
         index, values = read_index(path), {**values, **_flatten(extra, ())}
     else:
         leaves = {name: _describe(name, value) for name, value in values.items()}

@@ -2,7 +2,7 @@
 
 A step is a directory with a msgpack file named `checkpoint` that contains the tree: small
 arrays directly, and a spec for each array that is stored beside it as zarr. An array is stored
-as zarr if and only if it has axes.
+as zarr if and only if it has axes, or is split over several devices.
 """
 
 import functools
@@ -10,6 +10,7 @@ import os
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 
 from tekoa import hosts
@@ -114,10 +115,11 @@ def read_tree(directory: pathlib.Path) -> dict[str, Any]:
         raise errors.DamagedError(
             f"{file}: has version {version!r}; only 2 and later are supported."
         )
-    return _parse(body["optimizer"], (), file, set())
+    return parse(body["optimizer"], (), file, set())
 
 
-def _parse(node: Any, name: trees.Name, file: pathlib.Path, directories: set[str]) -> Any:
+def parse(node: Any, name: trees.Name, file: pathlib.Path, directories: set[str]) -> Any:
+    """Returns a node of a msgpack file with checked specs; `directories` are those used before."""
     where = f"{file}: leaf {'/'.join(name)!r}"
     if not isinstance(node, dict):
         if node is not None and not isinstance(node, _LEAVES):
@@ -126,7 +128,7 @@ def _parse(node: Any, name: trees.Name, file: pathlib.Path, directories: set[str
     if not zarr.is_spec(node):
         if not all(isinstance(key, str) for key in node):
             raise errors.DamagedError(f"{where}: has keys that are not strings.")
-        return {key: _parse(child, (*name, key), file, directories) for key, child in node.items()}
+        return {key: parse(child, (*name, key), file, directories) for key, child in node.items()}
     spec = zarr.parse_spec(node, where)
     if spec.path in directories:
         raise errors.UnsafeError(
@@ -175,16 +177,45 @@ def to_state(tree: trees.PyTree) -> Any:
     return to_state(trees.nest({name[1:]: leaf for name, leaf in flat.items()}))
 
 
-def write_tree(directory: pathlib.Path, state: dict[str, Any], axes: Any = None) -> None:
-    """Writes the files of a step into a directory; see `write`."""
-    arrays: dict[str, tuple[dict[str, Any], np.ndarray]] = {}
+def write_tree(
+    directory: pathlib.Path,
+    state: dict[str, Any],
+    axes: Any = None,
+    *,
+    extra: dict[str, Any] | None = None,
+    group: hosts.Hosts | None = None,
+) -> Any:
+    """Writes the files of a step into a directory; see `write`.
+
+    All processes of the group call this. Each writes its shards of the arrays that are split
+    over devices; process 0 writes the rest.
+
+    Args:
+        directory: The temporary directory of the step.
+        state: Nested dicts of arrays.
+        axes: See `write`.
+        extra: More arrays, which are not part of T5X's tree.
+        group: The processes; one by default.
+
+    Returns:
+        `extra`, with specs in place of the arrays that are stored as zarr.
+    """
+    is_writer = group is None or group.is_writer
+    arrays: dict[str, tuple[dict[str, Any], Any]] = {}
     body = _replace_by_specs(state, axes, (), arrays)
-    writing = [zarr.write(directory, spec, array) for spec, array in arrays.values()]
+    rest = _replace_by_specs(extra or {}, None, ("tekoa",), arrays)
+    writing = [
+        future
+        for spec, array in arrays.values()
+        for future in zarr.write(directory, spec, array, is_writer=is_writer)
+    ]
     for future in writing:
         future.result()
     check_readable(directory / paths.T5X, body)
-    data = msgpack.pack({"version": _VERSION, "optimizer": body})
-    (directory / paths.T5X).write_bytes(data)
+    if is_writer:
+        data = msgpack.pack({"version": _VERSION, "optimizer": body})
+        (directory / paths.T5X).write_bytes(data)
+    return rest
 
 
 def check_readable(file: pathlib.Path, body: dict[str, Any]) -> None:
@@ -210,7 +241,7 @@ def check_readable(file: pathlib.Path, body: dict[str, Any]) -> None:
 
     small = msgpack.map_dicts(shrink, body)
     try:
-        parsed = _parse(msgpack.unpack(msgpack.pack(small), str(file)), (), file, set())
+        parsed = parse(msgpack.unpack(msgpack.pack(small), str(file)), (), file, set())
     except errors.DamagedError as error:
         raise ValueError(f"The tree cannot be stored in T5X's format: {error}") from error
     expected, found = summary(small, ()), summary(parsed, ())
@@ -226,7 +257,7 @@ def _replace_by_specs(
     node: Any,
     axes: Any,
     name: trees.Name,
-    arrays: dict[str, tuple[dict[str, Any], np.ndarray]],
+    arrays: dict[str, tuple[dict[str, Any], Any]],
 ) -> Any:
     """Replaces the arrays that are stored as zarr by their specs, and collects both."""
     if isinstance(node, dict):
@@ -238,8 +269,10 @@ def _replace_by_specs(
             key: _replace_by_specs(child, child_axes.get(key), (*name, key), arrays)
             for key, child in node.items()
         }
-    if axes is None or not isinstance(node, np.ndarray) or not node.size:
-        return node
+    if not zarr.is_sharded(node):
+        node = np.asarray(node) if isinstance(node, jax.Array) else node
+        if axes is None or not isinstance(node, np.ndarray) or not node.size:
+            return node
     path = ".".join(name)
     if path in arrays:
         raise ValueError(

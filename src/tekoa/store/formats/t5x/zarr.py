@@ -12,12 +12,13 @@ import os
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 
 from tekoa.core import files, messages
 from tekoa.store import errors
 from tekoa.store.commit import paths
-from tekoa.store.formats import arrays_read
+from tekoa.store.formats import arrays_read, arrays_write
 from tekoa.store.formats.t5x import msgpack
 
 _TARGET_BYTES = 64 * 2**20
@@ -73,9 +74,17 @@ def is_spec(node: Any) -> bool:
     return isinstance(node, dict) and {"driver", "kvstore", "metadata"} <= node.keys()
 
 
-def make_spec(path: str, array: np.ndarray) -> dict[str, Any]:
-    """Returns the spec of an array for the msgpack file."""
-    chunks = choose_chunk_shape(array.shape, _TARGET_BYTES // array.itemsize)
+def is_sharded(array: Any) -> bool:
+    """Returns whether an array is split over several devices."""
+    return isinstance(array, jax.Array) and not array.is_fully_replicated
+
+
+def make_spec(path: str, array: np.ndarray | jax.Array) -> dict[str, Any]:
+    """Returns the spec of an array for the msgpack file; a shard is a chunk, as in T5X."""
+    if isinstance(array, jax.Array) and is_sharded(array):
+        chunks = array.sharding.shard_shape(array.shape)
+    else:
+        chunks = choose_chunk_shape(array.shape, _TARGET_BYTES // array.dtype.itemsize)
     return {
         "driver": "zarr",
         "dtype": array.dtype.name,
@@ -88,9 +97,19 @@ def make_spec(path: str, array: np.ndarray) -> dict[str, Any]:
     }
 
 
-def write(directory: pathlib.Path, spec: dict[str, Any], array: np.ndarray) -> Any:
-    """Starts writing an array according to its spec; returns a future."""
+def write(
+    directory: pathlib.Path,
+    spec: dict[str, Any],
+    array: np.ndarray | jax.Array,
+    *,
+    is_writer: bool,
+) -> list[Any]:
+    """Starts writing this process's part of an array according to its spec; returns futures."""
     import tensorstore as ts
+
+    shards = list(arrays_write.own_shards(array, is_writer))
+    if not shards:
+        return []
 
     spec = {
         **spec,
@@ -98,7 +117,9 @@ def write(directory: pathlib.Path, spec: dict[str, Any], array: np.ndarray) -> A
         # T5X stores chunks of zeros too, instead of relying on a fill value.
         "store_data_equal_to_fill_value": True,
     }
-    return ts.open(spec, create=True, open=False).result().write(array)
+    # Several processes create an array together; whoever comes later opens it.
+    store = ts.open(spec, create=True, open=True).result()
+    return [store[index].write(data) for index, data in shards]
 
 
 def parse_spec(node: dict[str, Any], where: str) -> Spec:
