@@ -81,5 +81,7 @@ def test_a_language_model_is_adapted_by_the_command(tmp_path, capsys):
     tekoa.testing.assert_trees_equal(after["model_state"]["frozen"], before["model_params"])
     assert {name[-1] for name in trees.leaf_names(after["model_params"])} == {"lora_a", "lora_b"}
     capsys.readouterr()
-    assert main.main(["eval", *common, *more]) == 0
-    assert "perplexity at step 2" in capsys.readouterr().out
+    assert main.main(["eval", "transformer_lm", f"--model_dir={adapted}"]) == 0
+    printed = capsys.readouterr()
+    assert "perplexity at step 2" in printed.out
+    assert "n_heads=2, lora.rank=2" in printed.err

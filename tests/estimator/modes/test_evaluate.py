@@ -121,3 +121,20 @@ def test_t5x_run_resumes_and_evaluates_like_a_native_run(tmp_path, capsys):
     raw = store.t5x.read(tmp_path / "t5x", step=6)
     assert_trees_equal(raw["target"], results["native"][0]["model_params"])
     assert int(raw["state"]["step"]) == 6
+
+
+def test_evaluation_uses_the_settings_of_the_run_unless_they_are_set(tmp_path, capsys):
+    model = pathlib.Path(__file__).parents[1] / "tiny_model.py"
+    train = [f"--model_dir={tmp_path}/run", "--module_config.n_classes=4"]
+    assert main.main(["train", str(model), *train]) == 0
+    evaluate = ["eval", str(model), "--eval_pattern=rows"]
+    capsys.readouterr()
+    step = f"--checkpoint_path={tmp_path}/run/checkpoint_3"
+    for place in ([f"--model_dir={tmp_path}/run"], [f"--model_dir={tmp_path}/other", step]):
+        assert main.main([*evaluate, *place]) == 0
+        printed = capsys.readouterr()
+        assert "accuracy at step" in printed.out
+        assert printed.err == "Using the settings of the run: n_classes=4.\n"
+    other = [f"--model_dir={tmp_path}/run", "--module_config.n_classes=3"]
+    assert main.main([*evaluate, *other]) == 66
+    assert "Using the settings" not in capsys.readouterr().err

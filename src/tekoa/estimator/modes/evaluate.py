@@ -34,7 +34,7 @@ def run_eval_once(config: RunConfig) -> int:
 def run_eval_wait(config: RunConfig) -> int:
     """Evaluates each checkpoint of a run as it is written, and returns the exit code."""
     watch.check_label(config.eval_label)
-    run = _with_eval_data(runs.open_run(config))
+    run = _with_eval_data(runs.open_run(config, as_trained=True))
     program = program_of(run, "eval_wait")
     if run.config.dry_run:
         return dry_run.evaluate(run, program)
@@ -68,7 +68,7 @@ def _open(
     config: RunConfig, mode: Literal["eval_once", "predict"], kind: Literal["eval", "pred"]
 ) -> tuple[runs.Run, Program, pathlib.Path | None]:
     """Returns the run, its program and the checkpoint to use (None in a dry run)."""
-    run = runs.open_run(config)
+    run = runs.open_run(config, as_trained=True)
     if kind == "eval":
         run = _with_eval_data(run)
     program = program_of(run, mode)

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -49,8 +50,12 @@ class Run:
     model_dir: pathlib.Path
 
 
-def open_run(config: RunConfig) -> Run:
+def open_run(config: RunConfig, *, as_trained: bool = False) -> Run:
     """Imports the model and creates its config.
+
+    Args:
+        config: The flags.
+        as_trained: Whether settings that the flags do not set are those of the run to evaluate.
 
     Raises:
         UsageError: If the model, its config or the directory is missing or wrong.
@@ -61,8 +66,13 @@ def open_run(config: RunConfig) -> Run:
     config = config.with_defaults(_defaults(module, config))
     if config.dry_run:
         config = _on_few_batches(config)
-    model_dir = config.model_dir or str(pathlib.Path("runs", module.__name__.rpartition(".")[2]))
-    config = dataclasses.replace(config, model_dir=model_dir)
+    config = dataclasses.replace(
+        config,
+        model_dir=config.model_dir or str(pathlib.Path("runs", module.__name__.rpartition(".")[2])),
+    )
+    model_dir = files.local_path(config.model_dir or "").absolute()
+    if as_trained:
+        config = _with_trained_settings(config, module, model_dir)
     config_module = modules.load_module(config.module_config) if config.module_config else module
     if not hasattr(config_module, "get_config"):
         raise UsageError(f"{config_module.__name__} has no function get_config().")
@@ -70,7 +80,35 @@ def open_run(config: RunConfig) -> Run:
         config=config,
         module=module,
         settings=apply_overrides(config_module.get_config(), config.overrides),
-        model_dir=files.local_path(model_dir).absolute(),
+        model_dir=model_dir,
+    )
+
+
+def _with_trained_settings(
+    config: RunConfig, module: types.ModuleType, model_dir: pathlib.Path
+) -> RunConfig:
+    """Adds the settings with which the run was trained, and prints them."""
+    path = config.checkpoint_path
+    start = model_dir if path is None else files.local_path(path).absolute()
+    # A best checkpoint is three levels below the directory of its run.
+    candidates = [start, *start.parents[:4]] if path is not None else [start]
+    facts = next(filter(None, map(read_facts, candidates)), {})
+    if facts.get("model") != module.__name__:
+        return config
+    flags = facts.get("flags", {})
+    trained = {
+        name: text
+        for name, text in flags.get("overrides", {}).items()
+        # The trained weights are in the checkpoint.
+        if name not in config.overrides and name != "lora.base"
+    }
+    if trained and hosts.current().is_writer:
+        text = ", ".join(f"{name}={value}" for name, value in trained.items())
+        print(f"Using the settings of the run: {text}.", file=sys.stderr, flush=True)
+    return dataclasses.replace(
+        config,
+        module_config=config.module_config or flags.get("module_config"),
+        overrides={**trained, **config.overrides},
     )
 
 
