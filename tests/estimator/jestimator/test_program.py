@@ -207,14 +207,6 @@ def test_missing_data_or_functions_are_named(call, message):
         call(program(get_train_state=nothing))
 
 
-@pytest.mark.parametrize("flag", ["accumulate=2", "precision=bf16"])
-def test_options_that_only_the_file_can_implement_are_rejected(flag):
-    long = program(flag, get_train_state=nothing, train_step=nothing)
-    name = flag.split("=")[0]
-    with pytest.raises(UsageError, match=f"--{name} works with models in the short form only"):
-        long.train_parts((), None)
-
-
 def test_evaluation_needs_a_data_function():
     functions = dict.fromkeys(["get_infer_state", "infer_step", "get_evaluator"], nothing)
     with pytest.raises(UsageError, match=r"must set config\.eval_data_fn"):

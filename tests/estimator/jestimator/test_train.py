@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from tekoa.core.nonfinite import NonFiniteError
-from tekoa.estimator import MeanMetrics, TrainState
+from tekoa.estimator import MeanMetrics, TrainState, UsageError
 from tekoa.estimator.jestimator.train import OwnTraining
 from tekoa.extensions import checkpoint_files
 from tekoa.loop.train import TrainLoop
@@ -204,9 +204,66 @@ def test_get_train_state_must_return_a_train_state():
         make_training(get_train_state=lambda config, rng: {"params": 1})
 
 
-def test_options_that_only_the_file_can_implement_are_rejected():
-    with pytest.raises(ValueError, match="must be implemented by the train_step"):
-        loop(accumulate=2)
+class Line(nn.Module):
+    """Its loss is a sum over rows, and it returns their number."""
+
+    @nn.compact
+    def __call__(self, x):
+        errors = jnp.square(nn.Dense(1)(x) - x.sum(-1, keepdims=True))
+        return errors.sum(), jnp.float32(x.shape[0])
+
+
+def line(optimizer, step=None):
+    """The training of `Line` with a metric of its mean loss."""
+
+    def get(config, rng):
+        metrics = MeanMetrics.create("train_loss")
+        return TrainState.create(metrics, optimizer, Line(), rng, jnp.zeros((4, 2)))
+
+    def train_line(config, batch, state, metrics):
+        (loss, n_rows), grads = state.value_and_grad_apply_fn(has_aux=True)(state.params, batch)
+        _, metrics = state.metrics_mod.apply(
+            metrics, "train_loss", loss, n_rows, method=MeanMetrics.update, mutable=["metrics"]
+        )
+        return state.apply_gradients(grads=grads), metrics
+
+    return make_training(get_train_state=get, train_step=step or train_line)
+
+
+def test_accumulation_gives_the_result_of_the_full_batch():
+    whole, parts = (loop(line(optax.sgd(0.01)), accumulate=n).next_checkpoint() for n in (1, 4))
+    for a, b in zip(*map(jax.tree.leaves, (whole.state.params, parts.state.params)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    losses = [checkpoint.metrics["train"]["train_loss"] for checkpoint in (whole, parts)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_lower_precision_changes_the_result_a_little():
+    exact, low = (
+        loop(line(optax.sgd(0.01)), precision=p).next_checkpoint() for p in ("float32", "bf16")
+    )
+    losses = [checkpoint.metrics["train"]["train_loss"] for checkpoint in (exact, low)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+def test_a_line_search_has_what_it_needs():
+    same = [DATA[0]] * 12
+    training = line(optax.lbfgs())
+    training.data = same
+    checkpoint = loop(training, n_steps=10, n_steps_per_checkpoint=10).next_checkpoint()
+    loss, _ = Line().apply({"params": checkpoint.state.params}, DATA[0])
+    assert float(loss) < 1e-6
+
+
+@pytest.mark.parametrize("option", [{"accumulate": 2}, {"precision": "bf16"}])
+def test_a_step_with_its_own_gradients_cannot_accumulate(option):
+    def step(config, batch, state, metrics):
+        grads = jax.grad(lambda p: state.apply_fn({"params": p}, batch)[0])(state.params)
+        return state.apply_gradients(grads=grads), metrics
+
+    with pytest.raises(UsageError, match=r"by state\.value_and_grad_apply_fn"):
+        loop(line(optax.sgd(0.01), step), **option).next_step()
 
 
 def test_metrics_may_be_a_custom_module():

@@ -55,12 +55,6 @@ class LongProgram:
 
     def train_parts(self, batches: Iterable[Any], layout: Layout | None) -> TrainParts:
         self._require("get_train_state", "train_step")
-        for name, default in (("accumulate", 1), ("precision", "float32")):
-            if getattr(self._flags, name) != default:
-                raise UsageError(
-                    f"--{name} works with models in the short form only: this model has its own "
-                    "train_step, which must implement it."
-                )
         training = OwnTraining(self._run.module, self._config, self._frozen, data=batches)
         rules = getattr(self._config, "logical_axis_rules", None)
         if layout is not None and rules:

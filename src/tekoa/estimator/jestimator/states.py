@@ -4,6 +4,7 @@ They are thin views. The arrays belong to the engine's state, where the loop sav
 them. Functions and settings are stored beside the arrays.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from tekoa.bridges import linen
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
 from tekoa.estimator.jestimator import modeling
+from tekoa.estimator.jestimator.gradients import Gradients
 
 Variables = dict[str, PyTree]
 
@@ -63,6 +65,7 @@ class TrainState(_Collections, struct.PyTreeNode):
     _state_rng: Any = None
     _axes: Any = struct.field(pytree_node=False, default=())
     _grads: Any = None  # The gradients applied last, for the NaN guard.
+    _gradients: Any = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def create(
@@ -121,25 +124,44 @@ class TrainState(_Collections, struct.PyTreeNode):
             what follows the loss: `(loss, vars)`, `(loss, (aux, vars))`.
         """
         mutable = self.mutable()
+        record = self._gradients or Gradients(n_rows=0)
 
-        def run(params: PyTree, *args: Any, **kwargs: Any) -> Any:
+        def value_and_grad(params: PyTree, *args: Any, **kwargs: Any) -> Any:
             kwargs.setdefault("rngs", {"dropout": self.step_rng()})
-            variables = self.variables(params)
-            with modeling.dropout_in_scans():
-                outputs, changed = self.apply_fn(variables, *args, **kwargs, mutable=mutable)
+            (loss, (aux, changed)), grads = record.compute(
+                functools.partial(self._loss, has_aux),
+                params,
+                dict(self._vars),
+                (args, kwargs),
+                keeps_variables=self.save_mutable,
+            )
             if not has_aux:
-                return (outputs, changed) if mutable else outputs
-            if not isinstance(outputs, tuple):
-                raise TypeError(
-                    f"has_aux=True needs a model that returns a tuple (loss, ...), got a "
-                    f"{type(outputs).__name__}."
-                )
-            loss, *aux = outputs
+                return ((loss, changed) if mutable else loss), grads
             if mutable:
-                return loss, (*aux, changed)
-            return loss, aux[0] if len(aux) == 1 else tuple(aux)
+                return (loss, (*aux, changed)), grads
+            return (loss, aux[0] if len(aux) == 1 else aux), grads
 
-        return jax.value_and_grad(run, has_aux=has_aux or bool(mutable))
+        return value_and_grad
+
+    def _loss(self, has_aux: bool, params: PyTree, variables: Any, inputs: Any, i: Any) -> Any:
+        """Returns `(loss, (other results, changed variables))` for part `i` of a batch."""
+        args, kwargs = inputs
+        if not isinstance(i, int):  # Another mask in each part.
+            rngs = {name: jax.random.fold_in(rng, i) for name, rng in kwargs["rngs"].items()}
+            kwargs = {**kwargs, "rngs": rngs}
+        with modeling.dropout_in_scans():
+            outputs, changed = self.apply_fn(
+                {**variables, "params": params}, *args, **kwargs, mutable=list(variables)
+            )
+        if not has_aux:
+            return outputs, ((), flax.core.unfreeze(changed))
+        if not isinstance(outputs, tuple):
+            raise TypeError(
+                f"has_aux=True needs a model that returns a tuple (loss, ...), got a "
+                f"{type(outputs).__name__}."
+            )
+        loss, *aux = outputs
+        return loss, (tuple(aux), flax.core.unfreeze(changed))
 
     def apply_gradients(self, *, grads: PyTree, **changes: Any) -> "TrainState":
         """Updates the parameters and counts the step.
@@ -149,7 +171,10 @@ class TrainState(_Collections, struct.PyTreeNode):
             **changes: Other fields to replace.
         """
         tx = optax.with_extra_args_support(self.tx)
-        updates, opt_state = tx.update(grads, self.opt_state, self.params)
+        record, extra = self._gradients, {}
+        if record is not None and record.value is not None:  # For a line search.
+            extra = {"value": record.value, "grad": grads, "value_fn": record.value_fn}
+        updates, opt_state = tx.update(grads, self.opt_state, self.params, **extra)
         return self.replace(
             step=self.step + 1,
             params=optax.apply_updates(self.params, updates),

@@ -14,12 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tekoa.core import batch as batches
 from tekoa.core import nonfinite, trees
 from tekoa.core import state as core
 from tekoa.core import step as steps
 from tekoa.core.model import cast_like
 from tekoa.core.trees import PyTree
+from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.jestimator import states
+from tekoa.estimator.jestimator.gradients import Gradients
 from tekoa.estimator.jestimator.results import MeanMetrics
 from tekoa.loop.task import Options
 
@@ -92,18 +95,26 @@ class OwnTraining:
         return convert({name: getattr(file_state, name) for name in names}, self.empty())
 
     def make_step(self, options: Options, *, keep_grads: bool = False) -> steps.Step:
-        """Creates the step; raises `ValueError` for options that `train_step` must implement."""
-        if options.accumulate != 1 or options.precision != "float32":
-            raise ValueError(
-                "accumulate and precision must be implemented by the train_step of the model file."
-            )
+        """Creates the step.
+
+        It raises `UsageError` if `train_step` does not use `state.value_and_grad_apply_fn`, which
+        accumulates gradients and lowers the precision.
+        """
+        is_lowered = options.precision != "float32"
 
         def step(state: core.TrainState, batch: Any) -> tuple[core.TrainState, core.StepOutput]:
-            old_file_state = self.as_file_state(state)
+            n_rows = batches.n_rows(batch)
+            record = Gradients(n_rows, options.accumulate, is_lowered=is_lowered)
+            old_file_state = self.as_file_state(state).replace(_gradients=record)
             result = self._module.train_step(self._frozen, batch, old_file_state, state.sums)
             if not (isinstance(result, tuple) and len(result) == 2):
                 raise TypeError(
                     f"train_step must return (state, metrics), got {type(result).__name__}."
+                )
+            if record.value is None and (options.accumulate > 1 or is_lowered):
+                raise UsageError(
+                    "--accumulate and --precision need a train_step that computes its gradients "
+                    "by state.value_and_grad_apply_fn()."
                 )
             file_state, sums = result
             grads = file_state._grads
