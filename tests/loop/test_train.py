@@ -67,6 +67,7 @@ def test_a_checkpoint_has_the_documented_fields(line):
     assert checkpoint.elapsed_time > 0
     assert set(checkpoint.metrics["train"]) == {
         "loss",
+        "last_loss",
         "seconds_per_step",
         "gradients_l2norm",
         "weights_l2norm",
