@@ -66,6 +66,7 @@ from tekoa.optim.groups import groups as groups
 from tekoa.optim.groups import mask as mask
 from tekoa.optim.groups import mask_by_name as mask_by_name
 from tekoa.optim.groups import param_groups as param_groups
+from tekoa.optim.muon import muon_for as muon_for
 from tekoa.optim.rates import current_rates as current_rates
 from tekoa.optim.rates import rated as rated
 from tekoa.optim.scales.auto import amos_for as amos_for

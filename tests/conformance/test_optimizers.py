@@ -20,8 +20,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tekoa.core import trees
-from tekoa.optim import groups, rates
+from tekoa.optim import groups, rates, sphere
 from tekoa.optim.amos import transform
+from tekoa.optim.scales.roles import Role
+from tekoa.optim.scales.table import ScaleRow, ScaleTable
 from tekoa.optim.triples import classic, convert
 from tekoa.testing import assert_trees_equal, count_compilations
 
@@ -51,6 +53,26 @@ def amos_with_warm_up(learning_rate):
     return transform.amos(warm_up, lambda name, shape: 1.0)
 
 
+class TableOfOutputs(ScaleTable):
+    """A table for parameters of any name: matrices are outputs, the others are biases."""
+
+    def __init__(self):
+        super().__init__([])
+
+    def row(self, name, shape):
+        role, slot_shape = Role(kind="added", free=tuple(range(len(shape)))), ()
+        if len(shape) > 1:
+            free, slot_shape = tuple(range(1, len(shape))), (1, *shape[1:])
+            role = Role(kind="contracted", contracted=(0,), free=free, is_output=True)
+        return ScaleRow(
+            name=name, shape=shape, eta=1.0, slot_shape=slot_shape, role=role, reason="by hand"
+        )
+
+
+def sphere_with(**kwargs):
+    return lambda rate: sphere.sphere(TableOfOutputs(), learning_rate=rate, **kwargs)
+
+
 def triple(maker, **kwargs):
     return lambda learning_rate: convert.from_triple(maker(learning_rate, **kwargs))
 
@@ -73,6 +95,8 @@ OPTIMIZERS = {
     "amos_momentum": Case(amos_with(last_axis, momentum=0.9), 0.1, 0.05, 0.1),
     "amos_clip": Case(amos_with(clip_value=0.5), 0.1, 0.05, 0.1),
     "amos_schedule": Case(amos_with_warm_up, 0.1, 0.05, 0.1),
+    "sphere": Case(sphere_with(), 0.1, 0.05, 0.1),
+    "sphere_reduced": Case(sphere_with(is_reduced=True), 0.1, 0.05, 0.1),
     "sgd": Case(triple(classic.sgd), 0.1, 1e-3, 0.5),
     "momentum": Case(triple(classic.momentum, mass=0.9), 0.05, 2e-4, 0.1),
     "nesterov": Case(triple(classic.nesterov, mass=0.9), 0.05, 2e-4, 0.1),

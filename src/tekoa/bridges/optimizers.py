@@ -9,6 +9,7 @@ import optax
 
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
+from tekoa.optim import named
 from tekoa.optim.triples import convert
 
 
@@ -16,12 +17,16 @@ def as_transformation(optimizer: Any) -> optax.GradientTransformation:
     """Returns an optimizer as an optax transformation.
 
     Args:
-        optimizer: An optax transformation; an (init, update, get_params) triple; or an
-            `nnx.Optimizer`, of which the transformation is used and not the state.
+        optimizer: An optax transformation; its name, which a training loop resolves; an (init,
+            update, get_params) triple; or an `nnx.Optimizer`, of which the transformation is
+            used and not the state.
 
     Raises:
         TypeError: If it is anything else.
+        ValueError: If there is no optimizer with this name.
     """
+    if isinstance(optimizer, str):
+        return named.NamedOptimizer(optimizer)
     if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
         return optimizer
     if is_nnx_optimizer(optimizer):
@@ -32,8 +37,9 @@ def as_transformation(optimizer: Any) -> optax.GradientTransformation:
     if isinstance(optimizer, type) or callable(optimizer):
         hint = f" Call it: {getattr(optimizer, '__name__', 'optimizer')}(...)."
     raise TypeError(
-        "optimizer must be an optax transformation such as optax.adam(1e-3), an (init, update, "
-        f"get_params) triple, or an nnx.Optimizer; got {optimizer!r}.{hint}"
+        "optimizer must be an optax transformation such as optax.adam(1e-3), a name such as "
+        "'auto', an (init, update, get_params) triple, or an nnx.Optimizer; got "
+        f"{optimizer!r}.{hint}"
     )
 
 

@@ -12,7 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
+from tekoa import hosts
 from tekoa.bridges import any_model, optimizers
+from tekoa.bridges.scales import find_scales
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
 from tekoa.core import step as steps
@@ -20,6 +22,8 @@ from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
+from tekoa.optim import named
+from tekoa.optim.scales.table import ScaleTable
 
 _log = logging.getLogger("tekoa")
 
@@ -30,8 +34,10 @@ class TrainTask:
 
     Attributes:
         apply: The function that runs the model, if the loop's `model` does not include it.
-        optimizer: Any optax transformation; an (init, update, get_params) triple; or an
-            `nnx.Optimizer`, whose `wrt` is the default of `trainable`.
+        optimizer: Any optax transformation; the name of one: "auto" for the one that needs no
+            settings, "sphere", "muon", "amos", or a name of optax or optax.contrib; an (init,
+            update, get_params) triple; or an `nnx.Optimizer`, whose `wrt` is the default of
+            `trainable`.
         loss: `loss(*outputs, *targets)`, as for `make_train_step`; None if the model returns the
             loss itself.
         data: An iterable of `(inputs, targets)` pairs or of dicts.
@@ -182,7 +188,8 @@ class ModelTraining:
 
     Args:
         fns: The model.
-        task: Optimizer, loss and data.
+        task: Optimizer, loss and data. An optimizer with a name is resolved by
+            `resolve_optimizer`, before `init` and `make_step`.
         input_sample: Inputs for initialisation; those of the first batch by default.
     """
 
@@ -194,7 +201,34 @@ class ModelTraining:
             task, optimizer=optimizers.accepting_native(optimizer, fns.native)
         )
         self._fns, self._task, self._input_sample = fns, task, input_sample
+        self._named = optimizer if isinstance(optimizer, named.NamedOptimizer) else None
         self.data = task.data
+
+    def resolve_optimizer(
+        self, batch: Any, n_steps: int | None, saved: Mapping[str, Any] | None = None
+    ) -> str | None:
+        """Chooses the optimizer if the task names one, and returns a line about it.
+
+        Args:
+            batch: The first batch.
+            n_steps: The total number of steps, if known.
+            saved: `optimizer_facts` of an earlier part of the same run.
+        """
+        if self._named is None:
+            return None
+        task = self._task
+
+        def find_table() -> ScaleTable:
+            table = find_scales(self._fns, task.loss, batch, split=task.split)
+            # Every process has other rows, but all must use the same scales.
+            return table.with_etas(hosts.current().broadcast("scales", table.etas))
+
+        return self._named.resolve(find_table, n_steps=n_steps, saved=saved)
+
+    @property
+    def optimizer_facts(self) -> dict[str, Any]:
+        """What a resumed run needs to choose the same optimizer; empty if it has no name."""
+        return {} if self._named is None else self._named.facts
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return self._task.split(batch)

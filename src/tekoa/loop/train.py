@@ -107,6 +107,7 @@ class TrainLoop:
         reader = model if isinstance(model, StateReader) else None
         self._feed = BatchFeed(task.data, task.split)
         self._fns: ModelFns | None = None
+        self._optimizer_line: str | None = None
         if isinstance(task, TrainTask):
             self._fns = model_fns_for(
                 task,
@@ -115,6 +116,7 @@ class TrainLoop:
                 mutable=mutable_collections,
             )
             task = ModelTraining(self._fns, task, input_sample)
+            self._optimizer_line = task.resolve_optimizer(self._feed.peek(), self.n_steps)
         self._training: Training = task
         layout = placement.choose_layout(layout, devices, optimizer_rules)
         self._place = placement.Placement(layout)
@@ -130,6 +132,8 @@ class TrainLoop:
         self._resumed_from = ""
         if restored is not None:
             self._resume(state, restored)
+        if self._optimizer_line:
+            self._report(self._optimizer_line)
         steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
             steps_per_dispatch, restored, self._place
         )
@@ -146,6 +150,10 @@ class TrainLoop:
 
     def _resume(self, state: TrainState, restored: Restored) -> None:
         self._resumed_from = restored.commit
+        saved, training = restored.facts.get("optimizer"), self._training
+        if saved and isinstance(training, ModelTraining):
+            batch = self._feed.peek()
+            self._optimizer_line = training.resolve_optimizer(batch, self.n_steps, saved)
         self._feed.restore(restored.data_state)
         if step := int(state.step):
             changes = self._place.changes(restored.facts)
@@ -202,6 +210,17 @@ class TrainLoop:
     @before_dispatch.setter
     def before_dispatch(self, hook: Callable[[int], object] | None) -> None:
         self._runner.before_dispatch = hook
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Choices that the run has made, which are saved with its checkpoints."""
+        training = self._training
+        optimizer = training.optimizer_facts if isinstance(training, ModelTraining) else {}
+        return {
+            "steps_per_dispatch": self._runner.steps_per_dispatch,
+            **({"optimizer": optimizer} if optimizer else {}),
+            **self._place.facts,
+        }
 
     @property
     def state(self) -> TrainState:
@@ -375,7 +394,7 @@ class TrainLoop:
             n_completed_steps=n_steps,
             elapsed_time=seconds,
             data_state=self._feed.state,
-            facts={"steps_per_dispatch": self._runner.steps_per_dispatch, **self._place.facts},
+            facts=self.facts,
             setup=self._setup,
             resumed_from=self._resumed_from,
             **fields,

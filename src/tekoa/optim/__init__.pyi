@@ -7,10 +7,14 @@ from tekoa.optim import optimizers as optimizers
 from tekoa.optim import scales as scales
 from tekoa.optim import sphere as sphere
 from tekoa.optim import triples as triples
+from tekoa.optim.amos.budget import amos_for_budget as amos_for_budget
 from tekoa.optim.amos.transform import scale_by_amos as scale_by_amos
 from tekoa.optim.groups import mask as mask
 from tekoa.optim.groups import mask_by_name as mask_by_name
 from tekoa.optim.groups import param_groups as param_groups
+from tekoa.optim.muon import dimension_numbers as dimension_numbers
+from tekoa.optim.muon import muon_for as muon_for
+from tekoa.optim.named import NamedOptimizer as NamedOptimizer
 from tekoa.optim.rates import current_rates as current_rates
 from tekoa.optim.rates import rated as rated
 from tekoa.optim.scales.auto import amos_for as amos_for

@@ -260,7 +260,7 @@ def scale_by_sphere(
             nu = b2 * nu + (1 - b2) * slots.mean_of_squares(grad, nu.shape)
             mean = (b1 * mu + (1 - b1) * grad) / unbias_next if nesterov else mu / unbias1
             u = mean * jax.lax.rsqrt(jnp.maximum(nu / unbias2, _FLOOR))
-            step = to_scale(u, table[name], **settings)
+            step = to_scale(u, table.row(name, u.shape), **settings)
             return step.astype(jnp.result_type(g)), mu, nu
 
         columns = _map_columns(update_param, state.mu, state.nu, updates)
@@ -292,7 +292,7 @@ def project_to_sphere(
         is_first = state.count == 0
 
         def project(name: trees.Name, param: Any, delta: Any) -> Any:
-            row = table[name]
+            row = table.row(name, jnp.shape(param))
             if delta is None or row.role.kind not in ("contracted", "looked up"):
                 return delta
             dtype = transform.compute_dtype(param)
@@ -323,7 +323,6 @@ def to_scale(
     u: jax.Array,
     row: ScaleRow,
     *,
-    nesterov: bool = True,
     output_factor: float = 2.0,
     min_rms: float = 0.2,
     row_radius: bool = False,

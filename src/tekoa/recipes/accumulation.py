@@ -40,13 +40,12 @@ def run(n_steps: int = 10) -> toy.Curves:
 
 
 def _megabytes(model: object, parts: int) -> float:
-    fns, task = tekoa.as_model_fns(model), toy.make_task(optax.adam(1e-2), BATCH_SIZE)
+    fns, optimizer = tekoa.as_model_fns(model), optax.adam(1e-2)
+    task = toy.make_task(optimizer, BATCH_SIZE)
     batch = next(iter(task.data))
     inputs, _ = toy.split_batch(batch)
-    state = tekoa.init_state(fns, task.optimizer, jax.random.key(0), inputs=inputs)
-    step = tekoa.make_train_step(
-        fns, task.loss, task.optimizer, accumulate=parts, split=toy.split_batch
-    )
+    state = tekoa.init_state(fns, optimizer, jax.random.key(0), inputs=inputs)
+    step = tekoa.make_train_step(fns, task.loss, optimizer, accumulate=parts, split=toy.split_batch)
     compiled = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
     memory: Any = compiled.memory_analysis()
     return memory.temp_size_in_bytes / 1e6

@@ -12,7 +12,7 @@ from tekoa.bridges import functions
 from tekoa.core.metrics import Mean
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import optimizers
-from tekoa.optim import groups, rates
+from tekoa.optim import groups, named, rates
 from tekoa.optim.amos import transform
 
 PARAMS = {"dense": {"kernel": np.full((4, 3), 0.5, np.float32), "bias": np.zeros(3, np.float32)}}
@@ -193,3 +193,12 @@ def test_mistakes_raise_usage_errors(name, settings, words):
 def test_amos_needs_the_number_of_batches():
     with pytest.raises(UsageError, match="number of batches in the data, got 0"):
         make("amos", n_batches=0, more={"eta": {".*": 1.0}})
+
+
+@pytest.mark.parametrize("name", ["auto", "sphere", "muon"])
+def test_optimizers_without_settings_are_left_to_the_loop(name):
+    optimizer = make(name, **SETTINGS)
+    assert isinstance(optimizer, named.NamedOptimizer)
+    assert optimizer.name == name
+    with pytest.raises(UsageError, match="has no rates to set"):
+        make(name, groups="bias$=0.1")

@@ -208,3 +208,25 @@ def test_errors_recommend_flags(tmp_path, capsys):
     changed = ["--max_train_steps=6", "--train_batch_size=20"]
     assert main.main([*command, *changed]) == ExitCode.USAGE
     assert "or set --allow_data_changes to continue" in capsys.readouterr().err
+
+
+def test_optimizer_by_name_is_stored_and_resumed(tmp_path, capsys):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    flags = [*CHECKED, "--optimizer=auto"]
+    assert main.main(["train", TINY, f"--model_dir={whole}", *flags]) == 0
+    assert "Optimizer auto (sphere): planned for 9 steps" in capsys.readouterr().out
+    record = json.loads((whole / "run.json").read_text())
+    assert record["optimizer"] == {"name": "auto", "n_steps": 9}
+    assert record["scales"]
+    stop = [*flags, "--valid_pattern=stopping", "--valid_batch_size=10"]
+    stop.append("--module_config.stop_at_read=330")
+    assert main.main(["train", TINY, f"--model_dir={parts}", *stop]) == 75
+    assert main.main(["train", TINY, f"--model_dir={parts}", *flags]) == 0
+    for item in ("model_params", "optimizer_state"):
+        assert_trees_equal(store.load(parts)[item], store.load(whole)[item])
+
+
+def test_unknown_optimizer_is_a_usage_error(tmp_path, capsys):
+    command = ["train", TINY, f"--model_dir={tmp_path}", "--optimizer=adamm"]
+    assert main.main(command) == ExitCode.USAGE
+    assert "--optimizer: There is no optimizer 'adamm'. Did you mean" in capsys.readouterr().err

@@ -126,6 +126,11 @@ class RunConfig:
     ema: float | None = _flag(
         None, "decay of the moving average of the parameters", "train plan", least=0, most=1
     )
+    optimizer: str | None = _flag(
+        None,
+        "optimizer in place of the model's: auto, sphere, muon, amos or one of optax",
+        "train plan",
+    )
     accumulate: int = _flag(1, "microbatches per update", "train plan", least=1)
     precision: Literal["float32", "bf16"] = _flag(
         "float32", "float32, or bf16 to compute in bfloat16", "train plan"

@@ -16,6 +16,7 @@ from tekoa.data import Info
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import names
 from tekoa.estimator.model_file.names import BUNDLED as BUNDLED
+from tekoa.optim import named
 
 # The part of a path that marks the code of installed packages.
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -30,8 +31,9 @@ class Experiment:
     Attributes:
         model: A Linen, NNX or Equinox module, or `ModelFns`.
         loss: `loss(outputs, batch)`, as for `make_train_step`.
-        optimizer: An optax transformation, or a function that creates it. Use a function if
-            creating it is expensive: it is called for training only.
+        optimizer: An optax transformation, the name of one as in `TrainTask`, such as "auto",
+            or a function that creates it. Use a function if creating it is expensive: it is
+            called for training only.
         inputs: `inputs(batch)` returns the inputs of the model.
         metrics: Name to `fn(outputs, batch)`, which returns a mean, one number per row, or a
             `Mean`.
@@ -41,7 +43,7 @@ class Experiment:
 
     model: Any
     loss: Callable[..., Any]
-    optimizer: optax.GradientTransformation | Callable[[], optax.GradientTransformation]
+    optimizer: optax.GradientTransformation | str | Callable[[], optax.GradientTransformation]
     inputs: Callable[[Any], Any]
     metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     predict: Callable[[Any], Any] | None = None
@@ -49,7 +51,8 @@ class Experiment:
 
     def make_optimizer(self) -> optax.GradientTransformation:
         """Returns the optimizer, calling the function that creates it if there is one."""
-        return self.optimizer() if callable(self.optimizer) else self.optimizer
+        optimizer = self.optimizer() if callable(self.optimizer) else self.optimizer
+        return named.as_optimizer(optimizer)
 
     def finish_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns the metrics with those that `finish` adds."""

@@ -4,25 +4,19 @@ import functools
 import inspect
 import logging
 import math
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
 
 from tekoa.bridges.scales import find_scales as find_scales
-from tekoa.core import messages, rules
+from tekoa.core import rules
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.optim import groups
+from tekoa.optim import groups, named
 from tekoa.optim.amos import assign_map, transform
 from tekoa.optim.scales import auto
 
 _log = logging.getLogger("tekoa")
-
-# Used if the config sets no rate: for optimizers whose updates have unit size, and for
-# plain gradients.
-DEFAULT_RATE = 5e-4
-DEFAULT_RATE_OF_GRADIENTS = 0.1
 
 _RANGES = {
     "learning_rate": (0, math.inf),
@@ -30,7 +24,6 @@ _RANGES = {
     "momentum": (0, 1),
     "weight_decay": (0, math.inf),
 }
-_ON_GRADIENTS = ("sgd", "noisy_sgd", "optimistic_gradient_descent")
 # Setting in the config -> parameter names in optax.
 _OPTAX_NAMES = {
     "momentum": ("b1", "momentum"),
@@ -78,6 +71,11 @@ def make_optimizer(
             raise UsageError("--module_config.opt_config.groups: lbfgs has no rates to set.")
         _log.info("Optimizer lbfgs: a line search sets the step size; the rate is ignored.")
         return optax.lbfgs()
+    if name in named.BY_SCALES and name != "amos":
+        if table:
+            raise UsageError(f"--module_config.opt_config.groups: {name} has no rates to set.")
+        _log.info("Optimizer %s: needs no settings; those of opt_config are ignored.", name)
+        return named.NamedOptimizer(name)
     if name == "amos":
         eta_fn, shape_fn = _scale_fns(find_scales, eta, slot_shape)
         rate = _amos_rate(settings.get("learning_rate"), n_batches)
@@ -174,12 +172,12 @@ def _amos_rate(rate: float | None, n_batches: float) -> float:
 
 
 def _from_optax(name: str, settings: Mapping[str, float]) -> tuple[Callable[..., Any], float]:
-    makers = _makers()
-    if name not in makers:
-        names = sorted([*makers, "amos", "lbfgs"])
-        hint = messages.did_you_mean(name, names)
-        raise UsageError(f"There is no optimizer {name!r}.{hint} Choose from: {', '.join(names)}.")
-    parameters = inspect.signature(makers[name]).parameters
+    try:
+        named.check_name(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    make = named.makers()[name]
+    parameters = inspect.signature(make).parameters
     arguments: dict[str, Any] = {}
     for setting, aliases in _OPTAX_NAMES.items():
         parameter = next((alias for alias in aliases if alias in parameters), None)
@@ -187,24 +185,9 @@ def _from_optax(name: str, settings: Mapping[str, float]) -> tuple[Callable[...,
             arguments[parameter] = settings[setting]
     if not arguments.get("momentum"):
         arguments.pop("momentum", None)  # 0 needs no slot.
-    default_rate = DEFAULT_RATE_OF_GRADIENTS if name in _ON_GRADIENTS else DEFAULT_RATE
+    default_rate = named.default_rate(name)
+    if default_rate is None:
+        default_rate = parameters["learning_rate"].default
     rate = settings.get("learning_rate", default_rate)
     _log.info("Optimizer %s: %s.", name, {"learning_rate": rate, **arguments})
-    return lambda learning_rate: makers[name](learning_rate=learning_rate, **arguments), rate
-
-
-def _makers() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Returns the optimizers of optax that require at most a learning rate."""
-    return {
-        name: make
-        for name, make in vars(optax).items()
-        if isinstance(make, (types.FunctionType, functools.partial)) and _is_optimizer(name, make)
-    }
-
-
-def _is_optimizer(name: str, make: Callable[..., Any]) -> bool:
-    if name.startswith(("_", "scale_by")):
-        return False
-    parameters = inspect.signature(make).parameters.values()
-    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    return "learning_rate" in {p.name for p in parameters} and set(required) <= {"learning_rate"}
+    return lambda learning_rate: make(learning_rate=learning_rate, **arguments), rate

@@ -159,6 +159,11 @@ def program_of(run: Run, mode: Mode) -> Program:
     if hasattr(module, "get_train_state") or hasattr(module, "get_infer_state"):
         from tekoa.estimator.jestimator.program import LongProgram
 
+        if run.config.optimizer is not None:
+            raise UsageError(
+                f"--optimizer={run.config.optimizer}: {module.__name__} creates its optimizer in "
+                "get_train_state. Set it there, or in the settings of the model."
+            )
         return LongProgram(run, mode)
     raise UsageError(
         f"{module.__name__} is not a model file: it defines neither experiment(config, data) nor "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import optax
 
 from tekoa import data, hosts
 from tekoa.bridges import any_model
@@ -23,6 +24,7 @@ from tekoa.estimator.run.run import Run
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.predict import predictions
+from tekoa.optim import named
 from tekoa.sharding.layout import Layout
 from tekoa.sharding.placement import Placement
 
@@ -42,7 +44,7 @@ class ShortProgram:
 
     def train_parts(self, batches: Iterable[Any], layout: Layout | None) -> TrainParts:
         experiment = self._experiment("train")
-        optimizer = experiment.make_optimizer()
+        optimizer = self._optimizer(experiment)
         train_task = task.TrainTask(
             optimizer=optimizer,
             loss=experiment.loss,
@@ -52,6 +54,15 @@ class ShortProgram:
         return TrainParts(
             model=experiment.model, task=train_task, optimizer=optimizer, layout=layout
         )
+
+    def _optimizer(self, experiment: Experiment) -> optax.GradientTransformation:
+        name = self._config.optimizer
+        if name is None:
+            return experiment.make_optimizer()
+        try:
+            return named.NamedOptimizer(name)
+        except ValueError as error:
+            raise UsageError(f"--optimizer: {error}") from None
 
     def validation(
         self, parts: TrainParts, loop: train.TrainLoop, stop_flag: hosts.StopFlag | None = None

@@ -80,7 +80,12 @@ def _train(run: runs.Run, program: Program) -> int:
         _check_validation(config, validation)
         scales = transform.scales_of(parts.optimizer, loop.state.params)
         changes = runs.start_training(
-            run, seed, step=loop.step, n_steps=loop.n_steps, scales=scales
+            run,
+            seed,
+            step=loop.step,
+            n_steps=loop.n_steps,
+            scales=scales,
+            optimizer=loop.facts.get("optimizer"),
         )
         if changes:
             lines = "\n  ".join(changes)

@@ -201,6 +201,7 @@ def start_training(
     step: int = 0,
     n_steps: int | None = None,
     scales: Mapping[str, float] | None = None,
+    optimizer: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Adds this start to `run.json` and removes the end mark.
 
@@ -212,7 +213,8 @@ def start_training(
         seed: Its seed.
         step: The step at which it starts.
         n_steps: The last step of the training, if known.
-        scales: The Amos scales, by parameter.
+        scales: The scales of Amos or sphere, by parameter.
+        optimizer: What was chosen, if the optimizer was given by name.
 
     Returns:
         What has changed since the previous start, one line per setting.
@@ -223,6 +225,8 @@ def start_training(
     if not hosts.current().is_writer:
         return []
     facts = {**_facts(run, seed), "n_steps": n_steps, "scales": dict(scales or {})}
+    if optimizer:
+        facts["optimizer"] = {k: v for k, v in optimizer.items() if k != "eta"}
     with _writing(run.model_dir):
         (run.model_dir / END_FILE).unlink(missing_ok=True)
         before, after = run_record.write_start(

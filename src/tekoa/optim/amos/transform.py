@@ -6,6 +6,7 @@ scale of each parameter's entries (`eta_fn`). Slots may be reduced to a small sh
 """
 
 import contextvars
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,7 +95,7 @@ def amos(
     stages = [] if clip_value is None else [optax.clip(clip_value)]
     stages.append(scaled)
     if momentum is not None:
-        stages.append(_in_float32(optax.ema(momentum, debias=False)))
+        stages.append(in_float32(optax.ema(momentum, debias=False)))
     return optax.chain(*stages)
 
 
@@ -117,16 +118,6 @@ def scale_by_amos(
     check_range("beta", beta, 0, 1)
     for name, value in {"extra_l2": extra_l2, "d_coef": d_coef, "c_coef": c_coef}.items():
         check_range(name, value, 0, np.inf)
-
-    def init(params: trees.PyTree) -> ScaleByAmosState:
-        def slot(name: trees.Name, param: Any) -> jax.Array:
-            record_scale(name, slots.eta_of(eta_fn, name, jnp.shape(param)))
-            # zeros_like: a slot of the parameter's shape is also sharded like it.
-            shape = slots.slot_shape_of(shape_fn, name, jnp.shape(param))
-            return jnp.zeros_like(param, compute_dtype(param), shape)
-
-        v, b = trees.map_named(slot, params), trees.map_named(slot, params)
-        return ScaleByAmosState(count=jnp.zeros((), jnp.int32), v=v, b=b)
 
     def update(
         updates: trees.PyTree, state: Any, params: trees.PyTree | None = None
@@ -169,9 +160,24 @@ def scale_by_amos(
                 b = _computed_after(readers, b)
             return delta, v, b.astype(dtype)
 
-        return _map_slots(update_param, updates, state._replace(count=count), params)
+        return map_slots(update_param, updates, state._replace(count=count), params)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(functools.partial(init_slots, eta_fn, shape_fn), update)
+
+
+def init_slots(
+    eta_fn: rules.ParamsFn, shape_fn: rules.ParamsFn | None, params: trees.PyTree
+) -> ScaleByAmosState:
+    """Creates the state before the first step, and records the scales."""
+
+    def slot(name: trees.Name, param: Any) -> jax.Array:
+        record_scale(name, slots.eta_of(eta_fn, name, jnp.shape(param)))
+        # zeros_like: a slot of the parameter's shape is also sharded like it.
+        shape = slots.slot_shape_of(shape_fn, name, jnp.shape(param))
+        return jnp.zeros_like(param, compute_dtype(param), shape)
+
+    v, b = trees.map_named(slot, params), trees.map_named(slot, params)
+    return ScaleByAmosState(count=jnp.zeros((), jnp.int32), v=v, b=b)
 
 
 def scales_of(optimizer: optax.GradientTransformation, params: trees.PyTree) -> dict[str, float]:
@@ -206,7 +212,7 @@ def record_scale(name: trees.Name, eta: Any) -> None:
         record["/".join(name)] = float(np.sqrt(np.mean(np.square(eta, dtype=np.float64))))
 
 
-def _in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+def in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """Runs `tx`, and stores its slots, in at least float32; updates keep their dtype."""
 
     def widen(tree: trees.PyTree) -> trees.PyTree:
@@ -224,7 +230,7 @@ def _in_float32(tx: optax.GradientTransformation) -> optax.GradientTransformatio
     return optax.GradientTransformation(init, update)
 
 
-def _map_slots(
+def map_slots(
     update_param: Callable[..., tuple[Any, jax.Array, jax.Array]],
     updates: trees.PyTree,
     state: ScaleByAmosState,

@@ -13,7 +13,7 @@ from typing import Any
 import optax
 
 from tekoa.core import rules, trees
-from tekoa.optim.amos import transform
+from tekoa.optim.amos import budget, transform
 from tekoa.optim.scales import find, trace
 from tekoa.optim.scales.table import ScaleRow as ScaleRow
 from tekoa.optim.scales.table import ScaleTable as ScaleTable
@@ -63,7 +63,8 @@ def amos_for(
     params: trees.PyTree,
     batch: Any,
     *,
-    n_batches: int,
+    n_batches: int | None = None,
+    n_steps: int | None = None,
     learning_rate: transform.ScheduleOrFloat | None = None,
     eta: Mapping[str, Any] | None = None,
     slot_shape: Mapping[str, Any] | None = None,
@@ -77,6 +78,8 @@ def amos_for(
         params: The parameters to train, or their shapes.
         batch: One batch, or its shapes; a tuple is several arguments.
         n_batches: Number of independent batches in the data: examples / batch size.
+        n_steps: The number of steps of the training run. If set, the later form of Amos is
+            used, whose rate and decay follow from it, without `n_batches`.
         learning_rate: A number or a schedule; 1 / sqrt(n_batches) if None.
         eta: Scales that override those of the model: regex of the joined name -> a number
             or a formula of `SHAPE`. The first match wins; without a match the model's counts.
@@ -87,7 +90,8 @@ def amos_for(
         A transformation whose `update` needs `params`.
 
     Raises:
-        ValueError: If `n_batches` is not positive, or for the reasons of
+        ValueError: If not exactly one of `n_batches` and `n_steps` is set or it is not
+            positive, if a learning rate is set with `n_steps`, or for the reasons of
             `scales_of_function`.
 
     >>> import jax, jax.numpy as jnp
@@ -96,19 +100,23 @@ def amos_for(
     >>> jax.tree.map(jnp.shape, tx.init(params).v)
     {'w': (1, 10)}
     """
-    if not n_batches > 0:
+    if (n_steps is None) == (n_batches is None):
+        raise ValueError("Pass either n_batches= or, for the later form of Amos, n_steps=.")
+    if n_steps is None and not (n_batches or 0) > 0:
         raise ValueError(
             f"n_batches must be positive, got {n_batches!r}. Pass the number of training examples "
             "divided by the batch size."
         )
+    if n_steps is not None and learning_rate is not None:
+        raise ValueError("With n_steps= the rate follows from it; omit learning_rate.")
     arguments = batch if isinstance(batch, tuple) else (batch,)
     table = scales_of_function(as_function(model_or_fn), params, *arguments)
-    return transform.amos(
-        1 / math.sqrt(n_batches) if learning_rate is None else learning_rate,
-        with_overrides(table.eta_fn, eta or {}),
-        with_overrides(table.shape_fn, slot_shape or {}),
-        **overrides,
-    )
+    eta_fn = with_overrides(table.eta_fn, eta or {})
+    shape_fn = with_overrides(table.shape_fn, slot_shape or {})
+    if n_steps is not None:
+        return budget.amos_for_budget(n_steps, eta_fn, shape_fn, **overrides)
+    rate = 1 / math.sqrt(n_batches or 1) if learning_rate is None else learning_rate
+    return transform.amos(rate, eta_fn, shape_fn, **overrides)
 
 
 def with_overrides(default: rules.ParamsFn, overrides: Mapping[str, Any]) -> rules.ParamsFn:

@@ -1,7 +1,7 @@
 """The table of scales: one row per parameter, printable, with the functions `amos` needs."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,16 +75,45 @@ class ScaleTable:
         """The role of every parameter, by its joined name."""
         return {name: row.role for name, row in self._by_name.items()}
 
+    @property
+    def etas(self) -> dict[str, Any]:
+        """The scales as JSON values: a number per parameter, or nested lists if slices differ."""
+        return {
+            name: row.eta if row.eta_by_slice is None else row.eta_by_slice.tolist()
+            for name, row in self._by_name.items()
+        }
+
+    def with_etas(self, etas: Mapping[str, Any]) -> "ScaleTable":
+        """Returns the same table with scales from `etas`, where it has them."""
+
+        def replaced(name: str, row: ScaleRow) -> ScaleRow:
+            value = etas.get(name)
+            if value is None:
+                return row
+            if not isinstance(value, list):
+                return dataclasses.replace(row, eta=value, eta_by_slice=None)
+            by_slice = np.asarray(value)
+            eta = float(np.exp(np.mean(np.log(by_slice))))
+            return dataclasses.replace(row, eta=eta, eta_by_slice=by_slice)
+
+        return ScaleTable([replaced(name, row) for name, row in self._by_name.items()])
+
     def eta_fn(self, name: trees.Name, shape: tuple[int, ...]) -> Any:
         """Returns the scale of a parameter: a number, or an array if its slices differ."""
-        row = self._row(name, shape)
+        row = self.row(name, shape)
         return row.eta if row.eta_by_slice is None else row.eta_by_slice
 
     def shape_fn(self, name: trees.Name, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of a parameter's slots."""
-        return self._row(name, shape).slot_shape
+        return self.row(name, shape).slot_shape
 
-    def _row(self, name: trees.Name, shape: tuple[int, ...]) -> ScaleRow:
+    def row(self, name: trees.Name, shape: tuple[int, ...]) -> ScaleRow:
+        """Returns the row of a parameter.
+
+        Raises:
+            UnknownParameterError: If the table has no such row.
+            ValueError: If the parameter has another shape.
+        """
         row = self[tuple(name)]
         if tuple(shape) != row.shape:
             raise ValueError(

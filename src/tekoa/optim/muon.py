@@ -1,0 +1,104 @@
+"""Muon with its axes from the model, and sphere for all other parameters.
+
+Muon orthogonalises the update of a matrix, so it must know which axes of a kernel form the
+rows and which the columns. The roles of a `ScaleTable` say so for every kernel.
+"""
+
+from typing import Any
+
+import optax
+import optax.contrib
+
+from tekoa.core import trees
+from tekoa.optim import sphere
+from tekoa.optim.scales.roles import Role
+from tekoa.optim.scales.table import ScaleTable
+
+
+def muon_for(
+    table: ScaleTable,
+    *,
+    n_steps: int | None = None,
+    c: float = 0.5,
+    beta: float = 0.95,
+    learning_rate: optax.ScalarOrSchedule | None = None,
+    **settings: Any,
+) -> optax.GradientTransformation:
+    """Creates Muon for the model that a table of scales was found for.
+
+    Hidden kernels that are matrices take the orthogonalised steps of `optax.contrib.muon`;
+    embeddings, outputs, biases and gains take those of `sphere`. The size of the steps and
+    the rescaling of hidden kernels are those of `sphere` for both.
+
+    Args:
+        table: Scales and roles, from `tekoa.find_scales` or `tekoa.scales`.
+        n_steps: The number of steps of the training run.
+        c: Size of the largest step, relative to the scale, times sqrt(n_steps).
+        beta: Decay of Muon's running mean of gradients.
+        learning_rate: Relative size of a step, a number or a schedule, instead of `n_steps`.
+        **settings: Other arguments of `sphere`.
+
+    Returns:
+        A transformation whose `update` needs `params`.
+
+    Raises:
+        ValueError: For the reasons of `sphere`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from tekoa.optim.scales.auto import scales_of_function
+    >>> params = {'w': jnp.ones((9, 4)), 'v': jnp.ones((4, 1))}
+    >>> fn = lambda p, x: jax.nn.relu(x @ p['w']) @ p['v']
+    >>> tx = muon_for(scales_of_function(fn, params, jnp.ones((8, 9))), n_steps=100)
+    >>> updates, state = tx.update(params, tx.init(params), params)
+    """
+    schedule = {name: settings.pop(name) for name in ("warmup", "tail") if name in settings}
+    if learning_rate is None:
+        learning_rate = sphere.step_size(n_steps, c=c, **schedule)
+    row_radius = settings.get("row_radius", False)
+    by_muon = optax.chain(
+        optax.contrib.scale_by_muon(
+            beta=beta, weight_dimension_numbers=lambda params: dimension_numbers(table, params)
+        ),
+        optax.stateless(lambda updates, _: _to_scale(table, updates)),
+    )
+
+    def labels(params: trees.PyTree) -> trees.PyTree:
+        return trees.map_named(lambda name, x: is_matrix(table.row(name, x.shape).role), params)
+
+    return optax.chain(
+        optax.partition({True: by_muon, False: sphere.scale_by_sphere(table, **settings)}, labels),
+        optax.scale_by_learning_rate(learning_rate),
+        sphere.project_to_sphere(table, row_radius=row_radius),
+    )
+
+
+def _to_scale(table: ScaleTable, updates: trees.PyTree) -> trees.PyTree:
+    return trees.map_named(
+        lambda name, u: sphere.to_scale(u, table.row(name, u.shape), min_rms=0.0), updates
+    )
+
+
+def is_matrix(role: Role) -> bool:
+    """Whether a parameter is a hidden kernel with rows and columns of its own.
+
+    Groups of a convolution that share an axis would be mixed by the orthogonalisation.
+    """
+    has_both = bool(role.contracted and role.free)
+    return role.kind == "contracted" and not role.is_output and has_both and role.n_groups == 1
+
+
+def dimension_numbers(table: ScaleTable, params: trees.PyTree) -> trees.PyTree:
+    """Returns the rows and columns of every matrix, as `optax.contrib.muon` expects them.
+
+    Entries are None for parameters that are no matrices. Pass it to `optax.contrib.muon` as
+    `muon_weight_dimension_numbers=functools.partial(dimension_numbers, table)` to use Muon
+    with a learning rate of your own.
+    """
+
+    def numbers(name: trees.Name, param: Any) -> Any:
+        role = table.row(name, param.shape).role
+        if not is_matrix(role):
+            return None
+        return optax.contrib.MuonDimensionNumbers(role.contracted, role.free)
+
+    return trees.map_named(numbers, params)

@@ -1,0 +1,125 @@
+"""Optimizers by name in a training loop: resolved, reported, saved, resumed."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tekoa.bridges.any_model import as_model_fns
+from tekoa.bridges.lora import lora
+from tekoa.extensions.checkpoint_files import CheckpointFileReader, CheckpointFileWriter
+from tekoa.loop.task import TrainTask
+from tekoa.loop.train import TrainLoop
+from tekoa.optim import sphere
+from tekoa.optim.scales.auto import scales_of_function
+from tekoa.sharding.layout import Layout
+from tekoa.sharding.mesh import make_mesh
+from tekoa.testing import assert_trees_equal
+
+
+def normal(seed, shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+PARAMS = {"a": 3 * normal(0, (4, 8)), "b": normal(1, (8, 1))}
+DATA = [(x, np.tanh(x[:, :1]) * 5) for x in normal(2, (20, 16, 4))]
+
+
+def apply(params, x):
+    return jnp.tanh(x @ params["a"]) @ params["b"]
+
+
+def mse(out, y):
+    return jnp.mean((out - y) ** 2)
+
+
+def make_loop(optimizer="auto", *, n_steps=12, model=PARAMS, data=DATA, **options):
+    task = TrainTask(apply=apply, optimizer=optimizer, loss=mse, data=data)
+    return TrainLoop(
+        model, task, n_steps=n_steps, n_steps_per_checkpoint=6, rng=jax.random.key(1), **options
+    )
+
+
+def end(loop):
+    *_, last = loop
+    return last.state
+
+
+def test_auto_trains_like_sphere_for_the_scales_of_the_first_batch(capsys):
+    table = scales_of_function(lambda p, x, y: mse(apply(p, x), y), PARAMS, *DATA[0])
+    expected = end(make_loop(sphere.sphere(table, n_steps=12)))
+    assert_trees_equal(end(make_loop(stdout=True)).params, expected.params)
+    assert (
+        "Optimizer auto (sphere): planned for 12 steps; 1 kernels stay" in capsys.readouterr().out
+    )
+
+
+def test_unknown_name_is_an_error():
+    with pytest.raises(ValueError, match="There is no optimizer 'autoo'"):
+        make_loop("autoo")
+
+
+def test_loop_without_a_number_of_steps_runs_to_the_end_of_the_data():
+    loop = make_loop(n_steps=None)
+    assert end(loop).step == len(DATA)
+    assert loop.facts["optimizer"]["n_steps"] is None
+
+
+def test_resumed_run_has_the_same_optimizer_even_if_the_first_batch_differs(tmp_path):
+    straight = end(make_loop())
+    loop = make_loop()
+    with contextlib.closing(CheckpointFileWriter(tmp_path)) as write:
+        write(next(iter(loop)))
+    other_first = [(10 * DATA[0][0], DATA[0][1]), *DATA[1:]]
+    resumed = make_loop(model=CheckpointFileReader(tmp_path, PARAMS), data=other_first)
+    assert resumed.step == 6
+    assert resumed.facts["optimizer"] == loop.facts["optimizer"]
+    assert_trees_equal(end(resumed), straight)
+
+
+def test_resumed_run_of_another_length_says_so(tmp_path, capsys):
+    with contextlib.closing(CheckpointFileWriter(tmp_path)) as write:
+        write(next(iter(make_loop())))
+    make_loop(model=CheckpointFileReader(tmp_path, PARAMS), n_steps=15, stdout=True)
+    assert "earlier part of this run was planned for 12 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2},
+        {"on_nan": "skip"},
+        {"steps_per_dispatch": 3},
+        {"mesh": {"data": 8}},
+        {"mesh": {"data": 4, "model": 2}, "rules": {"a$": (None, "model")}},
+    ],
+    ids=["accumulate", "guard", "dispatch", "mesh", "sharded"],
+)
+def test_auto_does_not_depend_on_how_steps_are_run(options):
+    if "mesh" in options:
+        mesh, rules = make_mesh(**options["mesh"]), options.get("rules", {})
+        options = {"layout": Layout(mesh=mesh, rules=rules)}
+    plain, other = end(make_loop()), end(make_loop(**options))
+    for a, b in zip(jax.tree.leaves(plain.params), jax.tree.leaves(other.params)):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+
+
+def test_auto_with_a_moving_average():
+    state = end(make_loop(ema=0.5))
+    assert_trees_equal(state.params, end(make_loop()).params)
+    assert np.any(state.average["a"] != state.params["a"])
+
+
+def test_auto_trains_adapters_from_where_they_start():
+    model = lora(as_model_fns(PARAMS, apply), rank=1)
+    task = TrainTask(optimizer="auto", loss=mse, data=DATA)
+    loop = TrainLoop(model, task, n_steps=20, n_steps_per_checkpoint=20)
+    before = loop.state.params
+    assert not np.any(before["a"]["lora_b"])
+    first = loop.next_step()
+    # The adapted weight is still close to its base.
+    change = first.state.params["a"]["lora_a"] @ first.state.params["a"]["lora_b"]
+    assert np.sqrt(np.mean(change**2)) < 0.2 * np.sqrt(np.mean(PARAMS["a"] ** 2))
+    assert np.any(loop.next_checkpoint().state.params["a"]["lora_b"])
