@@ -88,6 +88,6 @@ def test_a_learning_rate_replaces_the_number_of_steps():
     tx = muon.muon_for(TABLE, learning_rate=0.0)
     zeros = jax.tree.map(np.zeros_like, PARAMS)
     updates, _ = tx.update(zeros, tx.init(PARAMS), PARAMS)
-    np.testing.assert_array_equal(updates["head"], 0)
+    np.testing.assert_array_equal(updates["bias"], 0)
     with pytest.raises(ValueError, match="number of steps must be positive"):
         muon.muon_for(TABLE)
