@@ -117,9 +117,9 @@ def test_commands_ignore_entries_that_are_not_directories(run, capsys, kind, mon
     name, create = FOREIGN[kind]
     create(run / name)
     monkeypatch.chdir(run.parent)
-    flags = [f"--model_dir={run}", "--train_pattern=train", "--eval_pattern=eval"]
-    assert main.main(["train", TINY, *flags, "--max_train_steps=6"]) == 0
-    assert main.main(["eval", TINY, *flags]) == 0
+    flags = [TINY, f"--model_dir={run}"]
+    assert main.main(["train", *flags, "--train_pattern=train", "--max_train_steps=6"]) == 0
+    assert main.main(["eval", *flags, "--eval_pattern=eval"]) == 0
     assert main.main(["inspect", str(run)]) == 0
     assert main.main(["page", str(run)]) == 0
     assert "1000" not in capsys.readouterr().out
