@@ -70,7 +70,10 @@ class TableOfOutputs(ScaleTable):
 
 
 def sphere_with(**kwargs):
-    return lambda rate: sphere.sphere(TableOfOutputs(), learning_rate=rate, **kwargs)
+    def make(learning_rate):
+        return sphere.sphere(TableOfOutputs(), learning_rate=learning_rate, **kwargs)
+
+    return make
 
 
 def triple(maker, **kwargs):

@@ -263,7 +263,7 @@ def scale_by_sphere(
             step = to_scale(u, table.row(name, u.shape), **settings)
             return step.astype(jnp.result_type(g)), mu, nu
 
-        columns = _map_columns(update_param, state.mu, state.nu, updates)
+        columns = _map_columns(3, update_param, state.mu, state.nu, updates)
         return columns[0], ScaleBySphereState(count, *columns[1:])
 
     return optax.GradientTransformation(init, update)
@@ -305,7 +305,7 @@ def project_to_sphere(
                 factor = jnp.where(is_first, jnp.minimum(factor, 1), 1)
             return (moved * factor - jnp.asarray(param, dtype)).astype(jnp.result_type(delta))
 
-        projected = _map_columns(lambda *leaf: (project(*leaf),), params, updates)[0]
+        projected = _map_columns(1, lambda *leaf: (project(*leaf),), params, updates)[0]
         return projected, ProjectToSphereState(optax.safe_increment(state.count))
 
     return optax.GradientTransformation(init, update)
@@ -345,9 +345,12 @@ def _rms(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
 
 
-def _map_columns(fn: Any, tree: trees.PyTree, *rest: trees.PyTree) -> list[trees.PyTree]:
+def _map_columns(
+    n_columns: int, fn: Any, tree: trees.PyTree, *rest: trees.PyTree
+) -> list[trees.PyTree]:
     """Applies `fn(name, *leaves)`, which returns a tuple, and returns one tree per entry."""
     leaves, treedef = jax.tree.flatten(tree)
     others = [treedef.flatten_up_to(other) for other in rest]
     rows = [fn(*row) for row in zip(trees.leaf_names(tree), leaves, *others, strict=True)]
-    return [treedef.unflatten(column) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True) if rows else [()] * n_columns
+    return [treedef.unflatten(column) for column in columns]
