@@ -201,21 +201,22 @@ class ModelTraining:
             task, optimizer=optimizers.accepting_native(optimizer, fns.native)
         )
         self._fns, self._task, self._input_sample = fns, task, input_sample
+        self.optimizer_line = ""
         self._named = optimizer if isinstance(optimizer, named.NamedOptimizer) else None
         self.data = task.data
 
     def resolve_optimizer(
         self, batch: Any, n_steps: int | None, saved: Mapping[str, Any] | None = None
-    ) -> str | None:
-        """Chooses the optimizer if the task names one, and returns a line about it.
+    ) -> None:
+        """Chooses the optimizer if the task names one; `optimizer_line` says which.
 
         Args:
             batch: The first batch.
             n_steps: The total number of steps, if known.
-            saved: `optimizer_facts` of an earlier part of the same run.
+            saved: The entry "optimizer" in the `facts` of an earlier part of the same run.
         """
         if self._named is None:
-            return None
+            return
         task = self._task
 
         def find_table() -> ScaleTable:
@@ -223,12 +224,12 @@ class ModelTraining:
             # Every process has other rows, but all must use the same scales.
             return table.with_etas(hosts.current().broadcast("scales", table.etas))
 
-        return self._named.resolve(find_table, n_steps=n_steps, saved=saved)
+        self.optimizer_line = self._named.resolve(find_table, n_steps=n_steps, saved=saved)
 
     @property
-    def optimizer_facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What a resumed run needs to choose the same optimizer; empty if it has no name."""
-        return {} if self._named is None else self._named.facts
+        return {} if self._named is None else {"optimizer": self._named.facts}
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return self._task.split(batch)

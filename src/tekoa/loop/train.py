@@ -107,7 +107,6 @@ class TrainLoop:
         reader = model if isinstance(model, StateReader) else None
         self._feed = BatchFeed(task.data, task.split)
         self._fns: ModelFns | None = None
-        self._optimizer_line: str | None = None
         if isinstance(task, TrainTask):
             self._fns = model_fns_for(
                 task,
@@ -116,7 +115,7 @@ class TrainLoop:
                 mutable=mutable_collections,
             )
             task = ModelTraining(self._fns, task, input_sample)
-            self._optimizer_line = task.resolve_optimizer(self._feed.peek(), self.n_steps)
+            task.resolve_optimizer(self._feed.peek(), self.n_steps)
         self._training: Training = task
         layout = placement.choose_layout(layout, devices, optimizer_rules)
         self._place = placement.Placement(layout)
@@ -132,8 +131,8 @@ class TrainLoop:
         self._resumed_from = ""
         if restored is not None:
             self._resume(state, restored)
-        if self._optimizer_line:
-            self._report(self._optimizer_line)
+        if isinstance(task, ModelTraining) and task.optimizer_line:
+            self._report(task.optimizer_line)
         steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
             steps_per_dispatch, restored, self._place
         )
@@ -150,10 +149,9 @@ class TrainLoop:
 
     def _resume(self, state: TrainState, restored: Restored) -> None:
         self._resumed_from = restored.commit
-        saved, training = restored.facts.get("optimizer"), self._training
-        if saved and isinstance(training, ModelTraining):
-            batch = self._feed.peek()
-            self._optimizer_line = training.resolve_optimizer(batch, self.n_steps, saved)
+        saved = restored.facts.get("optimizer")
+        if saved and isinstance(self._training, ModelTraining):
+            self._training.resolve_optimizer(self._feed.peek(), self.n_steps, saved)
         self._feed.restore(restored.data_state)
         if step := int(state.step):
             changes = self._place.changes(restored.facts)
@@ -214,13 +212,9 @@ class TrainLoop:
     @property
     def facts(self) -> dict[str, Any]:
         """Choices that the run has made, which are saved with its checkpoints."""
-        training = self._training
-        optimizer = training.optimizer_facts if isinstance(training, ModelTraining) else {}
-        return {
-            "steps_per_dispatch": self._runner.steps_per_dispatch,
-            **({"optimizer": optimizer} if optimizer else {}),
-            **self._place.facts,
-        }
+        own = self._training.facts if isinstance(self._training, ModelTraining) else {}
+        steps_per_dispatch = self._runner.steps_per_dispatch
+        return {"steps_per_dispatch": steps_per_dispatch, **own, **self._place.facts}
 
     @property
     def state(self) -> TrainState:

@@ -78,18 +78,7 @@ def _train(run: runs.Run, program: Program) -> int:
             )
         validation = program.validation(parts, loop, stop_flag)
         _check_validation(config, validation)
-        scales = transform.scales_of(parts.optimizer, loop.state.params)
-        changes = runs.start_training(
-            run,
-            seed,
-            step=loop.step,
-            n_steps=loop.n_steps,
-            scales=scales,
-            optimizer=loop.facts.get("optimizer"),
-        )
-        if changes:
-            lines = "\n  ".join(changes)
-            print(f"Changed at step {loop.step}, since the last start:\n  {lines}", flush=True)
+        _record_start(run, seed, parts, loop)
         stopping = selection.early_stopping(run, loop)
         stages = list(_stages(run, validation, stopping, loop, stop_flag, stack))
         last = None
@@ -119,6 +108,21 @@ def _train(run: runs.Run, program: Program) -> int:
     runs.end_training(run, loop.step)
     _print_result(run, validation, last, loop)
     return 0
+
+
+def _record_start(run: runs.Run, seed: int, parts: TrainParts, loop: train.TrainLoop) -> None:
+    """Adds this start to `run.json`, and prints what has changed since the last one."""
+    changes = runs.start_training(
+        run,
+        seed,
+        step=loop.step,
+        n_steps=loop.n_steps,
+        scales=transform.scales_of(parts.optimizer, loop.state.params),
+        optimizer=loop.facts.get("optimizer"),
+    )
+    if changes:
+        lines = "\n  ".join(changes)
+        print(f"Changed at step {loop.step}, since the last start:\n  {lines}", flush=True)
 
 
 def _check_validation(config: RunConfig, validation: serial.Stage | None) -> None:
