@@ -85,7 +85,7 @@ def role_of_view(
     pieces: dict[str, list[views_lib.Piece]] = {name: [] for name in _AXES}
     for axis, along in enumerate(view.axes):
         name = "contracted" if axis in contracted else "batched" if axis in batched else "free"
-        if groups is not None and axis == groups[0]:
+        if groups is not None and axis == groups[0] and groups[1] > 1:
             outer, inner = _split(along, groups[1])
             pieces["batched"] += outer
             pieces[name] += inner
