@@ -61,7 +61,7 @@ def test_sharded_optimizer_slots_are_never_gathered():
     for rules in (None, "data"):
         place = Placement(choose_layout(None, jax.devices(), rules))
         training = ModelTraining(fns, task)
-        state, _ = initial_state.init_or_restore(
+        state, *_ = initial_state.init_or_restore(
             training, jax.random.key(0), batch=batch, place=place, options=Options()
         )
         flat = StateCodec(state)

@@ -38,7 +38,7 @@ class RNNLM(nn.Module):
             layer = nn.RNN(nn.OptimizedLSTMCell(self.d_model), return_carry=True)
             carry = self.variable("carry", f"layer_{i}", self._zeros, tokens_BxL.shape[0])
             last, x = layer(x, initial_carry=carry.value)
-            if not self.is_initializing():
+            if self._keeps_carry():
                 carry.value = jax.lax.stop_gradient(last)
             x = drop()(x)
         return nn.Dense(self.vocab_size)(x)
@@ -49,9 +49,13 @@ class RNNLM(nn.Module):
         zeros = lambda: jnp.zeros(tokens_BxL.shape[:1], tokens_BxL.dtype)  # noqa: E731
         last_token = self.variable("carry", "last_token", zeros)
         shifted = jnp.concatenate([last_token.value[:, None], tokens_BxL[:, :-1]], axis=1)
-        if not self.is_initializing():
+        if self._keeps_carry():
             last_token.value = tokens_BxL[:, -1]
         return shifted
+
+    def _keeps_carry(self) -> bool:
+        """Whether the carry may change: not at initialisation, nor in a call without `mutable`."""
+        return not self.is_initializing() and self.is_mutable_collection("carry")
 
     def _zeros(self, n_rows: int) -> tuple[jax.Array, jax.Array]:
         zeros = jnp.zeros((n_rows, self.d_model), jnp.float32)
