@@ -116,6 +116,19 @@ def amos(trainer: training.Trainer) -> training.MakeOptimizer:
     return lambda: tx
 
 
+def later_amos(trainer: training.Trainer) -> training.MakeOptimizer:
+    """The later form of Amos, whose rate follows from the number of steps."""
+    table = scales_of(trainer)
+    tx = optim.amos_for_budget(trainer.task.n_steps, table.eta_fn, table.shape_fn)
+    return lambda: tx
+
+
+def muon_by_roles(trainer: training.Trainer) -> training.MakeOptimizer:
+    """Muon on the hidden matrices that the table of roles names, sphere on the rest."""
+    tx = optim.muon_for(scales_of(trainer), n_steps=trainer.task.n_steps)
+    return lambda: tx
+
+
 def auto(trainer: training.Trainer) -> training.MakeOptimizer:
     """What `optimizer="auto"` is; `factor` multiplies its steps."""
     table = scales_of(trainer)
@@ -151,6 +164,8 @@ CONTESTANTS = {
         Contestant(name="prodigy", prepare=prodigy),
         Contestant(name="d-adaptation", prepare=dadapt_adamw),
         Contestant(name="amos", prepare=amos, ours=True),
+        Contestant(name="amos, later form", prepare=later_amos, ours=True),
+        Contestant(name="muon by roles", prepare=muon_by_roles, ours=True),
     )
 }
 

@@ -47,6 +47,11 @@ def test_stored_results_are_not_trained_again(store, capsys):
         reopened.get(longer, auto, seed=0)
 
 
+@pytest.mark.parametrize("name", ["amos", "amos, later form", "muon by roles", "schedule-free"])
+def test_contestants_train(store, name):
+    assert np.isfinite(store.get(TINY, contestants.CONTESTANTS[name], seed=0)["loss"])
+
+
 def test_initial_weights_are_a_different_run(store):
     adamw = contestants.adamw_setting(1e-3, 0.0)
     usual = store.get(TINY, adamw, 0)
