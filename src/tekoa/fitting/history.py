@@ -4,7 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_HIDDEN = ("seconds", "train/seconds_per_step", "train/gradients_l2norm", "train/weights_l2norm")
+# Not in tables and pictures unless they are named.
+_HIDDEN = (
+    "seconds",
+    "train/seconds_per_step",
+    "train/gradients_l2norm",
+    "train/weights_l2norm",
+    "train/last_loss",
+)
 
 
 class History:
