@@ -38,7 +38,7 @@ def test_kills_with_frequent_saves(figure, tmp_path):
     assert report.n_killed == 6
     figure(kills=6, differing_leaves=0)
     left = {path.name.split("_")[0] for path in (tmp_path / "killed").iterdir()}
-    assert left == {"checkpoint", "notes"}
+    assert left == {"checkpoint", "notes", "run.json", "source"}
 
 
 class Recorded:

@@ -7,6 +7,7 @@ from tekoa.loop.checkpoint import Checkpoint, as_summary
 
 # In TensorBoard only: they say how training runs, not how well the model does.
 _NOT_LOGGED = (
+    "last_loss",
     "gradients_l2norm",
     "weights_l2norm",
     "seconds_per_step",
