@@ -8,11 +8,14 @@ import optax
 import pytest
 from flax import linen as nn
 
+from tekoa import store
 from tekoa.core.nonfinite import NonFiniteError
 from tekoa.estimator import MeanMetrics, TrainState, UsageError
+from tekoa.estimator.cli import main
 from tekoa.estimator.jestimator.train import OwnTraining
 from tekoa.extensions import checkpoint_files
 from tekoa.loop.train import TrainLoop
+from tekoa.models import linear_regression
 from tekoa.store.formats.t5x import tree as t5x
 from tekoa.testing import assert_trees_equal, count_compilations
 
@@ -287,3 +290,77 @@ def test_metrics_may_be_a_custom_module():
     periods = (DATA[:5], DATA[5:10], DATA[10:])
     expected = [max(x.max() for x in period) for period in periods]
     assert [c.metrics["train"]["largest"] for c in checkpoints] == pytest.approx(expected)
+
+
+def train_regression(directory, *flags, model="linear_regression"):
+    """Trains on all rows at once, so that the order of the data does not matter."""
+    steps = ["--train_batch_size=20", "--max_train_steps=2", "--noprogress", "--random_seed=1"]
+    return main.main(["train", model, f"--model_dir={directory}", *steps, *flags])
+
+
+def regression_by_hand(optimizer, *, trained=("kernel", "bias")):
+    """Two steps on the same rows, from zero, with optax alone."""
+    config = linear_regression.load_config(
+        types.SimpleNamespace(module_config=linear_regression.get_config())
+    )
+    rows = next(config.train_data_fn(["dummy://"]).batches(20, epochs=1))
+    fixed = {"kernel": jnp.zeros((10, 5)), "bias": jnp.zeros(5)}
+
+    def value_fn(params):
+        params = {**fixed, **params}
+        return jnp.mean((rows["x"] @ params["kernel"] + params["bias"] - rows["y"]) ** 2)
+
+    params = {name: fixed[name] for name in trained}
+    state, tx = optimizer.init(params), optax.with_extra_args_support(optimizer)
+    for _ in range(2):
+        value, grad = jax.value_and_grad(value_fn)(params)
+        updates, state = tx.update(grad, state, params, value=value, grad=grad, value_fn=value_fn)
+        params = optax.apply_updates(params, updates)
+    return {**fixed, **params}
+
+
+@pytest.mark.parametrize(
+    ("flags", "optimizer", "trained"),
+    [
+        (["--optimizer=lbfgs"], optax.lbfgs(), ("kernel", "bias")),
+        (
+            ["--optimizer=adam", "--learning_rate=0.3", "--param_groups=bias=freeze"],
+            optax.adam(0.3),
+            ("kernel",),
+        ),
+    ],
+)
+def test_flags_replace_the_optimizer_of_the_file(tmp_path, flags, optimizer, trained):
+    assert train_regression(tmp_path, *flags) == 0
+    params = store.load(tmp_path)["model_params"]["linear"]
+    expected = regression_by_hand(optimizer, trained=trained)
+    for name, value in expected.items():
+        np.testing.assert_allclose(params[name], value, rtol=1e-4, atol=1e-6)
+
+
+OWN_GRADIENTS = """
+import jax
+from tekoa.models.linear_regression import *
+
+def train_step(config, batch, state, metrics):
+    def loss(params):
+        rows = batch["x"], batch["y"]
+        return state.apply_fn(state.variables(params), *rows, method=LinearRegression.mse)[0]
+    return state.apply_gradients(grads=jax.grad(loss)(state.params)), metrics
+"""
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--optimizer=auto", "--optimizer=auto needs the model and its loss"),
+        ("--optimizer=lbfgs", "The optimizer needs the loss"),
+        ("--lora_rank=1", "--lora_rank: own_gradients applies its model itself"),
+        ("--param_groups=embed=freeze", "--param_groups: No parameter is in group 'embed'"),
+    ],
+)
+def test_flags_that_cannot_apply_are_refused(tmp_path, capsys, flag, message):
+    model = tmp_path / "own_gradients.py"
+    model.write_text(OWN_GRADIENTS)
+    assert train_regression(tmp_path / "run", flag, model=str(model)) == 2
+    assert message in capsys.readouterr().err

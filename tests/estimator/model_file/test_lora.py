@@ -44,12 +44,12 @@ def test_the_base_is_loaded_from_a_checkpoint(tmp_path, with_average):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rank": 4}, "lora: rank=4 is too large for parameter 'kernel'"),
-        ({"rank": -1}, "lora: rank must be"),
-        ({"rank": 1, "where": "weight"}, "lora: Pattern 'weight'.*bias, kernel"),
+        ({"rank": 4}, "lora.rank: rank=4 is too large for parameter 'kernel'"),
+        ({"rank": -1}, "lora.rank: rank must be"),
+        ({"rank": 1, "where": "weight"}, "lora.rank: Pattern 'weight'.*bias, kernel"),
         (
             {"rank": 1, "base": "no_such_directory"},
-            "lora: no_such_directory: contains no checkpoint",
+            "lora.rank: no_such_directory: contains no checkpoint",
         ),
     ],
 )

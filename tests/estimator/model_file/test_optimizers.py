@@ -10,7 +10,7 @@ import pytest
 
 from tekoa.bridges import functions
 from tekoa.core.metrics import Mean
-from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file import optimizers
 from tekoa.optim import groups, named, rates
 from tekoa.optim.amos import transform
@@ -202,3 +202,63 @@ def test_optimizers_without_settings_are_left_to_the_loop(name):
     assert optimizer.name == name
     with pytest.raises(UsageError, match="has no rates to set"):
         make(name, groups="bias$=0.1")
+
+
+def requested(own=None, **flags):
+    return optimizers.requested_optimizer(RunConfig(**flags), lambda: own or optax.adam(0.1))
+
+
+def test_flags_set_the_rate_and_the_groups_of_a_named_optimizer():
+    assert_same(trained(requested(optimizer="sgd", learning_rate=0.3)), trained(optax.sgd(0.3)))
+    tx = requested(optimizer="sgd", learning_rate=0.3, param_groups="bias$=0.01; kernel=freeze")
+    result = trained(tx)
+    assert_same(result["dense"]["kernel"], PARAMS["dense"]["kernel"])
+    by_hand = {"bias": optax.sgd(0.01), "kernel": optax.set_to_zero()}
+    labels = {"dense": {"kernel": "kernel", "bias": "bias"}}
+    assert_same(result, trained(optax.partition(by_hand, labels)))
+
+
+def test_flags_freeze_parameters_of_the_own_optimizer_and_of_lbfgs():
+    own = optax.adam(0.1)
+    assert requested(own) is own
+    for tx in (
+        requested(own, param_groups="bias=freeze"),
+        requested(optimizer="lbfgs", param_groups="bias=freeze"),
+    ):
+        result = trained(tx)
+        assert_same(result["dense"]["bias"], PARAMS["dense"]["bias"])
+        assert value_fn(result) < value_fn(PARAMS)
+
+
+def test_groups_without_a_default_rate_train_the_rest():
+    for tx in (
+        requested(optimizer="adafactor", param_groups="bias=freeze"),
+        make("adafactor", groups="bias=freeze"),
+    ):
+        result = trained(tx)
+        assert not np.array_equal(result["dense"]["kernel"], PARAMS["dense"]["kernel"])
+        assert_same(result["dense"]["bias"], PARAMS["dense"]["bias"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"learning_rate": 0.1}, "--learning_rate: the model sets the rates"),
+        ({"param_groups": "bias=0.1"}, "--param_groups: the model sets the rates"),
+        ({"optimizer": "lbfgs", "learning_rate": 0.1}, "--learning_rate: a line search"),
+        ({"optimizer": "auto", "learning_rate": 0.1}, "--learning_rate: auto sets its own"),
+        ({"optimizer": "auto", "param_groups": "bias=freeze"}, "--param_groups: auto treats"),
+        ({"optimizer": "sgd", "learning_rate": 0.0}, "--learning_rate must be above 0"),
+        ({"optimizer": "sgd", "param_groups": "bias"}, "--param_groups must be 'PATTERN=RATE"),
+        ({"optimizer": "sgdd"}, "--optimizer: There is no optimizer 'sgdd'"),
+    ],
+)
+def test_flags_that_cannot_apply_are_refused(flags, message):
+    with pytest.raises(UsageError, match=message):
+        requested(**flags)
+
+
+def test_a_group_without_parameters_is_refused():
+    tx = requested(param_groups="bias=freeze; embed=freeze")
+    with pytest.raises(UsageError, match=r"--param_groups.*'embed'.*dense/bias, dense/kernel"):
+        tx.init(PARAMS)

@@ -1,3 +1,4 @@
+import pathlib
 import types
 
 import jax.numpy as jnp
@@ -6,14 +7,18 @@ import optax
 import pytest
 from flax import linen as nn
 
-from tekoa import data
+from tekoa import data, store
 from tekoa.estimator.cli import flags as flags_lib
+from tekoa.estimator.cli import main
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import experiment as experiment_lib
 from tekoa.estimator.model_file.short import ShortProgram
 from tekoa.estimator.run import run
 from tekoa.hosts import signals
 from tekoa.loop import train
+from tekoa.testing import assert_trees_equal
+
+TINY = str(pathlib.Path(__file__).parents[1] / "tiny_model.py")
 
 
 def program(*flags, **functions):
@@ -132,3 +137,61 @@ def test_the_reported_loss_is_the_mean_since_the_previous_check(with_metrics):
     metrics = train_loop(short, n_steps_per_checkpoint=5).next_checkpoint().metrics["train"]
     assert metrics["loss"] == pytest.approx(np.mean(np.arange(10.0) ** 2))
     assert ("rows" in metrics) == with_metrics
+
+
+@pytest.mark.slow
+def test_adapters_of_any_model_file_are_trained_and_evaluated(tmp_path, capsys):
+    base, adapted = tmp_path / "base", tmp_path / "adapted"
+    assert main.main(["train", TINY, f"--model_dir={base}"]) == 0
+    lora = ["--lora_rank=1", "--lora_alpha=3", f"--lora_base={base}"]
+    assert main.main(["train", TINY, f"--model_dir={adapted}", *lora]) == 0
+    items = store.load(adapted)
+    weights = items["model_state"]["frozen"]
+    assert_trees_equal(weights, store.load(base)["model_params"])
+    adapters = items["model_params"]["Dense_0"]["kernel"]
+    assert set(items["model_params"]) == {"Dense_0"}
+    assert np.any(adapters["lora_b"])
+    capsys.readouterr()
+    assert main.main(["eval", TINY, f"--model_dir={adapted}", "--eval_pattern=a"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "Using the settings of the run: lora_rank=1, lora_alpha=3.0.\n"
+    accuracy = float(printed.out.split(": ")[1])
+    # The same by hand: normalise, then multiply by W + alpha / rank * A B.
+    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    stats, norm = items["model_state"]["batch_stats"]["BatchNorm_0"], weights["BatchNorm_0"]
+    z = (x - stats["mean"]) / np.sqrt(stats["var"] + 1e-5) * norm["scale"] + norm["bias"]
+    kernel = weights["Dense_0"]["kernel"] + 3 * adapters["lora_a"] @ adapters["lora_b"]
+    logits = z @ kernel + weights["Dense_0"]["bias"]
+    np.testing.assert_allclose(accuracy, np.mean(np.argmax(logits, -1) == (x.sum(1) > 0)))
+    command = ["predict", TINY, f"--model_dir={adapted}", "--pred_pattern=a"]
+    assert main.main(command) == 0
+    predicted = [int(line) for line in capsys.readouterr().out.split()]
+    np.testing.assert_array_equal(predicted, np.argmax(logits, -1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--lora_rank=9"], "--lora_rank: rank=9 is too large"),
+        (["--lora_where=kernel"], "--lora_where needs --lora_rank=N."),
+        (["--lora_rank=1", "--optimizer=auto"], "--lora_rank: auto moves parameters by"),
+        (["--lora_rank=1", "--param_groups=bias=freeze"], "No parameter is in group 'bias'"),
+    ],
+)
+def test_adapters_that_cannot_apply_are_refused(tmp_path, capsys, flags, message):
+    assert main.main(["train", TINY, f"--model_dir={tmp_path / 'run'}", *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_adapters_of_the_bundled_cnn_need_an_optimizer_that_fits(tmp_path, capsys):
+    command = ["train", "mnist", f"--model_dir={tmp_path}", "--lora_rank=1", "--dry_run"]
+    assert main.main(command) == 2
+    assert "the optimizer does not accept the adapters" in capsys.readouterr().err
+    assert main.main([*command, "--lora_where=Dense.*kernel"]) == 2
+    assert "Amos of the model has the scales of full weights" in capsys.readouterr().err
+    assert main.main([*command, "--optimizer=adamw"]) == 0
+    # Rows and columns of the four kernels, as matrices.
+    n_numbers = (9 + 32) + (32 * 9 + 64) + (256 + 256) + (256 + 10)
+    assert f"parameters: {n_numbers} in 8 arrays" in capsys.readouterr().out

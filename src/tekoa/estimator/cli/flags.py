@@ -33,6 +33,7 @@ def _flag(
 _BATCH = "rows per batch, across all devices"
 _EXAMPLES = "examples to use; -1 for all"
 _ON_DEVICES = "train eval eval_wait predict plan"
+_ADAPTED = "train eval eval_wait predict plan"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,22 @@ class RunConfig:
         "optimizer in place of the model's: auto, sphere, muon, amos or one of optax",
         "train plan",
     )
+    learning_rate: float | None = _flag(None, "rate of the --optimizer", "train plan", least=0)
+    param_groups: str | None = _flag(
+        None,
+        "other rates by pattern, or freeze: 'bias$=0.01; ^embed=freeze'",
+        "train plan",
+    )
+    lora_rank: int | None = _flag(
+        None, "train low-rank adapters of this rank in place of the weights", _ADAPTED, least=1
+    )
+    lora_where: str | None = _flag(None, "pattern over the weights to adapt", _ADAPTED)
+    lora_alpha: float | None = _flag(
+        None, "scale of the adapters, divided by their rank", _ADAPTED, least=0
+    )
+    lora_base: str | None = _flag(
+        None, "checkpoint with the trained weights to adapt", "train plan"
+    )
     accumulate: int = _flag(1, "microbatches per update", "train plan", least=1)
     precision: Literal["float32", "bf16"] = _flag(
         "float32", "float32, or bf16 to compute in bfloat16", "train plan"
@@ -196,7 +213,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(RunConfig) if field
 FLAG_NAMES = tuple(_FIELDS)
 
 _OLD_VALUES = {("to", "tekoa"): "native"}
-_PATHS = ("model_dir", "checkpoint_path", "pred_output", "compile_cache", "out")
+_PATHS = ("model_dir", "checkpoint_path", "lora_base", "pred_output", "compile_cache", "out")
 _MODEL_COMMANDS = ("train", "eval", "eval_wait", "predict", "scales", "plan")
 _PREFIX = "module_config."
 

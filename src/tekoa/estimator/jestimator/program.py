@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ml_collections
+import optax
 
 from tekoa import data, hosts
 from tekoa.estimator.cli.flags import UsageError
@@ -14,12 +15,15 @@ from tekoa.estimator.jestimator.infer import Inference, pairs
 from tekoa.estimator.jestimator.results import Predictor
 from tekoa.estimator.jestimator.train import OwnTraining
 from tekoa.estimator.jestimator.valid import Validation
+from tekoa.estimator.model_file import optimizers
 from tekoa.estimator.model_file.program import Kind, ProgramData, TrainParts
 from tekoa.estimator.run.passes import Reiterable
 from tekoa.estimator.run.run import Run
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.train import TrainLoop
+from tekoa.optim import named
+from tekoa.optim.scales.table import ScaleTable
 from tekoa.sharding.layout import Layout
 
 # Parameters of each function, for error messages.
@@ -55,11 +59,30 @@ class LongProgram:
 
     def train_parts(self, batches: Iterable[Any], layout: Layout | None) -> TrainParts:
         self._require("get_train_state", "train_step")
-        training = OwnTraining(self._run.module, self._config, self._frozen, data=batches)
+        training = OwnTraining(
+            self._run.module,
+            self._config,
+            self._frozen,
+            data=batches,
+            choose_optimizer=self._choose_optimizer,
+        )
         rules = getattr(self._config, "logical_axis_rules", None)
         if layout is not None and rules:
             layout = dataclasses.replace(layout, logical_axis_rules=list(rules))
         return TrainParts(model=None, task=training, optimizer=training.optimizer, layout=layout)
+
+    def _choose_optimizer(self, own: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Returns the optimizer that the flags request, or the model file's own."""
+        name = self._flags.optimizer
+        if name in named.BY_SCALES:
+            raise UsageError(
+                f"--optimizer={name} needs the model and its loss, which this model file hides in "
+                "its train_step. Choose one of optax, such as --optimizer=adamw."
+            )
+        optimizer = optimizers.requested_optimizer(self._flags, lambda: own)
+        if isinstance(optimizer, named.NamedOptimizer) and optimizer is not own:
+            optimizer.resolve(lambda: ScaleTable([]), n_steps=None)  # Needs no scales.
+        return optimizer
 
     def validation(
         self, parts: TrainParts, loop: TrainLoop, stop_flag: StopFlag | None = None

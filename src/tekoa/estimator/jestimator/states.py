@@ -18,6 +18,7 @@ from flax import struct
 from tekoa.bridges import linen
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
+from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.jestimator import modeling
 from tekoa.estimator.jestimator.gradients import Gradients
 
@@ -174,7 +175,15 @@ class TrainState(_Collections, struct.PyTreeNode):
         record, extra = self._gradients, {}
         if record is not None and record.value is not None:  # For a line search.
             extra = {"value": record.value, "grad": grads, "value_fn": record.value_fn}
-        updates, opt_state = tx.update(grads, self.opt_state, self.params, **extra)
+        try:
+            updates, opt_state = tx.update(grads, self.opt_state, self.params, **extra)
+        except TypeError as error:
+            if extra or "keyword-only argument" not in str(error):
+                raise
+            raise UsageError(
+                f"The optimizer needs the loss: {error}. Compute the gradients in train_step by "
+                "state.value_and_grad_apply_fn(), which passes it on."
+            ) from error
         return self.replace(
             step=self.step + 1,
             params=optax.apply_updates(self.params, updates),

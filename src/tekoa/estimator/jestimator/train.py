@@ -6,7 +6,7 @@ in any other training.
 """
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.core
@@ -37,6 +37,7 @@ class OwnTraining:
         config: What its `load_config` returned.
         frozen: The config passed to steps.
         data: The batches.
+        choose_optimizer: Returns the optimizer to use, from the model file's own.
 
     Attributes:
         gathered: The sums that `compute` read last, as `train_step` left them.
@@ -45,9 +46,17 @@ class OwnTraining:
     # No loss: the model file reports it among its own metrics.
     reported: Sequence[str] = ("gradients_l2norm", "weights_l2norm")
 
-    def __init__(self, module: types.ModuleType, config: Any, frozen: Any, *, data: Any):
+    def __init__(
+        self,
+        module: types.ModuleType,
+        config: Any,
+        frozen: Any,
+        *,
+        data: Any,
+        choose_optimizer: Callable[[Any], optax.GradientTransformation] = lambda own: own,
+    ):
         self._module, self._config, self._frozen = module, config, frozen
-        self.data = data
+        self.data, self._choose_optimizer = data, choose_optimizer
         shapes = jax.eval_shape(self._new_file_state, jax.random.key(0))
         # Functions and settings only; the arrays come from the engine's state.
         self._frame = shapes.replace(**dict.fromkeys(_FIELDS))
@@ -59,7 +68,7 @@ class OwnTraining:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """The model file's optimizer."""
+        """The optimizer: the model file's own unless another was chosen."""
         return self._frame.tx
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -187,7 +196,10 @@ class OwnTraining:
                 "get_train_state must return a tekoa.estimator.TrainState, made by "
                 f"TrainState.create; got {type(state).__name__}."
             )
-        return state
+        optimizer = self._choose_optimizer(state.tx)
+        if optimizer is state.tx:
+            return state
+        return state.replace(tx=optimizer, opt_state=jax.jit(optimizer.init)(state.params))
 
     def _variables_and_carry(self, variables: dict[str, PyTree], extras: PyTree) -> dict[str, Any]:
         """Assigns collections to the model (`variables`) or to training alone (`carry`)."""

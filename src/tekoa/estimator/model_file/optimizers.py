@@ -4,14 +4,15 @@ import functools
 import inspect
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
 
 from tekoa.bridges.scales import find_scales as find_scales
-from tekoa.core import rules
-from tekoa.estimator.cli.flags import UsageError
+from tekoa.core import messages, rules, trees
+from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.optim import groups, named
 from tekoa.optim.amos import assign_map, transform
 from tekoa.optim.scales import auto
@@ -91,12 +92,103 @@ def make_optimizer(
         make, rate = _from_optax(name, settings)
     if not table:
         return make(rate)  # Same state as in JEstimator, so its checkpoints can be resumed.
-    _log.info("Rates by group: %s, and %.4g for the rest.", table, rate)
-    return groups.param_groups({**table, ".*": rate}, make=make)
+    return _grouped(table, make, rate)
 
 
-def parse_groups(text: str | None) -> dict[str, Any]:
-    """Parses rates by pattern.
+def requested_optimizer(
+    config: RunConfig, make_own: Callable[[], optax.GradientTransformation]
+) -> optax.GradientTransformation:
+    """Returns the optimizer that the flags of the command request for any model file.
+
+    Args:
+        config: `optimizer` names one in place of the model's own, `learning_rate` sets its rate
+            and `param_groups` other rates by pattern; 'freeze' works with the model's own too.
+        make_own: Returns the model's own optimizer; called only if it is used.
+
+    Raises:
+        UsageError: If there is no such optimizer, or it has no rate that a flag could set.
+    """
+    name, rate = config.optimizer, config.learning_rate
+    table = parse_groups(config.param_groups, "--param_groups")
+    if rate == 0:
+        raise UsageError("--learning_rate must be above 0, got 0.")
+    _check_name(name)
+    rate_flags = {
+        "--learning_rate": rate is not None,
+        "--param_groups": any(value != "freeze" for value in table.values()),
+    }
+    for flag in (flag for flag, sets_rates in rate_flags.items() if sets_rates):
+        if reason := _no_rate(name):
+            raise UsageError(f"{flag}: {reason}")
+    if name is not None and rate is None and not table:
+        return named.NamedOptimizer(name)
+    if name is not None and name not in named.BY_SCALES:
+        make, rate = _from_optax(name, {} if rate is None else {"learning_rate": rate})
+        return _strict(_grouped(table, make, rate)) if table else make(rate)
+    own = named.NamedOptimizer(name) if name is not None else make_own()
+    if not table:
+        return own
+    if isinstance(own, named.NamedOptimizer):
+        raise UsageError(
+            f"--param_groups: {own.name} treats all parameters together. Choose an optimizer with "
+            "rates, such as --optimizer=adamw."
+        )
+    return _strict(groups.param_groups({**table, ".*": own}))
+
+
+def _check_name(name: str | None) -> None:
+    try:
+        if name is not None:
+            named.check_name(name)
+    except ValueError as error:
+        raise UsageError(f"--optimizer: {error}") from None
+
+
+def _no_rate(name: str | None) -> str | None:
+    """Returns why no flag can set a rate of this optimizer, or None if one can."""
+    if name is None:
+        return (
+            "the model sets the rates of its own optimizer. Choose one with --optimizer=NAME, or "
+            "change the settings of the model."
+        )
+    if name == "lbfgs":
+        return "a line search sets the step size of lbfgs."
+    return f"{name} sets its own rates." if name in named.BY_SCALES else None
+
+
+def _strict(grouped: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns an optimizer that raises UsageError if a group has no parameters."""
+    tx = optax.with_extra_args_support(grouped)
+
+    def init(params: Any) -> optax.OptState:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", groups.UnusedRuleWarning)
+            try:
+                return tx.init(params)
+            except groups.UnusedRuleWarning as warning:
+                names = messages.some_of(["/".join(n) for n in trees.leaf_names(params)], limit=12)
+                raise UsageError(
+                    f"--param_groups: {warning} The parameters are: {names}."
+                ) from None
+
+    return optax.GradientTransformationExtraArgs(init, tx.update)
+
+
+def _grouped(
+    table: Mapping[str, Any], make: Callable[..., Any], rate: float | None
+) -> optax.GradientTransformation:
+    """Returns the optimizer with other rates by pattern; `rate` None is its own default."""
+    text = "its default" if rate is None else f"{rate:.4g}"
+    _log.info("Rates by group: %s, and %s for the rest.", table, text)
+    # None in a table would freeze the rest.
+    rest = make(None) if rate is None else rate
+    return groups.param_groups({**table, ".*": rest}, make=make)
+
+
+def parse_groups(
+    text: str | None, flag: str = "--module_config.opt_config.groups"
+) -> dict[str, Any]:
+    """Parses rates by pattern; `flag` is named in errors.
 
     Raises:
         UsageError: If an entry is not `PATTERN=RATE` or `PATTERN=freeze`.
@@ -115,7 +207,7 @@ def parse_groups(text: str | None) -> dict[str, Any]:
             rate = math.nan
         if not pattern or not 0 < rate < math.inf:
             raise UsageError(
-                "--module_config.opt_config.groups must be 'PATTERN=RATE; ...', where PATTERN "
+                f"{flag} must be 'PATTERN=RATE; ...', where PATTERN "
                 f"is a regular expression and RATE is above 0 or 'freeze'; got {part!r}."
             )
         table[pattern] = value if is_frozen else rate

@@ -159,10 +159,10 @@ def program_of(run: Run, mode: Mode) -> Program:
     if hasattr(module, "get_train_state") or hasattr(module, "get_infer_state"):
         from tekoa.estimator.jestimator.program import LongProgram
 
-        if run.config.optimizer is not None:
+        if flag := next((name for name in run.config.given if name.startswith("lora_")), None):
             raise UsageError(
-                f"--optimizer={run.config.optimizer}: {module.__name__} creates its optimizer in "
-                "get_train_state. Set it there, or in the settings of the model."
+                f"--{flag}: {module.__name__} applies its model itself, in train_step. Adapt it "
+                "there, with tekoa.lora, or write the model file in the short form."
             )
         return LongProgram(run, mode)
     raise UsageError(

@@ -16,6 +16,7 @@ from tekoa.bridges.scales import find_scales
 from tekoa.core import metrics as metrics_lib
 from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.model_file import lora, optimizers
 from tekoa.estimator.model_file.experiment import DataFacts, Experiment
 from tekoa.estimator.model_file.program import Kind, ProgramData, TrainParts
 from tekoa.estimator.run import eval_state
@@ -24,7 +25,6 @@ from tekoa.estimator.run.run import Run
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.predict import predictions
-from tekoa.optim import named
 from tekoa.sharding.layout import Layout
 from tekoa.sharding.placement import Placement
 
@@ -56,13 +56,11 @@ class ShortProgram:
         )
 
     def _optimizer(self, experiment: Experiment) -> optax.GradientTransformation:
-        name = self._config.optimizer
-        if name is None:
-            return experiment.make_optimizer()
-        try:
-            return named.NamedOptimizer(name)
-        except ValueError as error:
-            raise UsageError(f"--optimizer: {error}") from None
+        optimizer = optimizers.requested_optimizer(self._config, experiment.make_optimizer)
+        if self._config.lora_rank is not None:
+            sample = next(self._data.source("train").batches(1, epochs=1))
+            lora.check_optimizer(optimizer, experiment.model, experiment.split(sample)[0])
+        return optimizer
 
     def validation(
         self, parts: TrainParts, loop: train.TrainLoop, stop_flag: hosts.StopFlag | None = None
@@ -160,7 +158,10 @@ class ShortProgram:
         n_examples = len(source)
         sample = next(source.batches(min(size, n_examples), epochs=1, remainder="keep"))
         facts = DataFacts(info=source.info, n_examples=n_examples, batch_size=size, sample=sample)
-        return self._run.module.experiment(self._run.settings, facts)
+        experiment = self._run.module.experiment(self._run.settings, facts)
+        inputs, _ = experiment.split(sample)
+        model = lora.adapted_by_flags(experiment.model, self._config, inputs)
+        return dataclasses.replace(experiment, model=model)
 
 
 def _reported(loss: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,8 @@ _FLAGS_OF_A_START = {
     *("mode", "model_dir", "module_imp", "num_processes", "overrides", "process_id"),
     *("profile_steps", "profiler_port", "progress", "random_seed"),
 }
+# Flags that change the parameters of the model, so that evaluation needs them too.
+_MODEL_FLAGS = ("lora_rank", "lora_where", "lora_alpha")
 # Batches that a dry run reads.
 N_DRY_BATCHES = 4
 
@@ -102,13 +104,19 @@ def _with_trained_settings(
         # The trained weights are in the checkpoint.
         if name not in config.overrides and name != "lora.base"
     }
-    if trained and hosts.current().is_writer:
-        text = ", ".join(f"{name}={value}" for name, value in trained.items())
+    model_flags = {
+        name: flags[name]
+        for name in _MODEL_FLAGS
+        if name not in config.given and flags.get(name) is not None
+    }
+    if (trained or model_flags) and hosts.current().is_writer:
+        text = ", ".join(f"{name}={value}" for name, value in {**trained, **model_flags}.items())
         print(f"Using the settings of the run: {text}.", file=sys.stderr, flush=True)
     return dataclasses.replace(
         config,
         module_config=config.module_config or flags.get("module_config"),
         overrides={**trained, **config.overrides},
+        **model_flags,
     )
 
 
