@@ -59,16 +59,16 @@ def split_named(
     if not isinstance(batch, Mapping):
         raise TypeError(f"inputs={inputs!r} needs batches that are dicts, got {_kind(batch)}.")
     chosen = _names(inputs)
-    wanted = _names(targets) if targets is not None else sorted(set(batch) - set(chosen))
-    if missing := [name for name in (*chosen, *wanted) if name not in batch]:
+    target_names = _names(targets) if targets is not None else sorted(set(batch) - set(chosen))
+    if missing := [name for name in (*chosen, *target_names) if name not in batch]:
         raise ValueError(
             f"The batch has no entry {', '.join(map(repr, missing))}; it has {sorted(batch)}."
         )
-    if targets is None and len(wanted) > 1:
+    if targets is None and len(target_names) > 1:
         raise ValueError(
-            f"The batch has several entries besides {inputs!r}: {wanted}. Set targets=."
+            f"The batch has several entries besides {inputs!r}: {target_names}. Set targets=."
         )
-    return tuple(batch[name] for name in chosen), tuple(batch[name] for name in wanted)
+    return tuple(batch[name] for name in chosen), tuple(batch[name] for name in target_names)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

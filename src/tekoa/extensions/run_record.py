@@ -142,11 +142,11 @@ def versions() -> dict[str, str]:
     """Returns the versions of Python, Tekoa and all packages that are loaded."""
     loaded = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
     names = [*_PACKAGES, *sorted(loaded - set(sys.stdlib_module_names) - {*_PACKAGES, "tekoa"})]
-    found = {"tekoa": tekoa.__version__, "python": platform.python_version()}
+    versions_by_name = {"tekoa": tekoa.__version__, "python": platform.python_version()}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions_by_name[name] = importlib.metadata.version(name)
+    return versions_by_name
 
 
 def git_state(directory: pathlib.Path) -> dict[str, Any]:

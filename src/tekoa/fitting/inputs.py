@@ -215,10 +215,10 @@ def _encode_classes(
         return source, classes
     name = str(targets)
     if classes is None:
-        found: set[str] = set()
+        names: set[str] = set()
         for batch in source.batches(4096, epochs=1, remainder="keep"):
-            found.update(map(str, batch[name]))
-        classes = sorted(found)
+            names.update(map(str, batch[name]))
+        classes = sorted(names)
     return source.map_batch(_ClassNumbers(name, tuple(classes))), classes
 
 

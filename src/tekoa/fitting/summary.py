@@ -116,18 +116,18 @@ def summary(
 
     lowered = jax.jit(forward).lower(params, variables, inputs)
     outputs = jax.eval_shape(forward, params, variables, inputs)
-    found: dict[str, Any] = {}
+    scale_rows: dict[str, Any] = {}
     if loss is not None:
         rows = scales.find_scales(model, loss_names.find_loss(loss), batch, apply=apply)
-        found = {"/".join(row.name): row for row in rows}
+        scale_rows = {"/".join(row.name): row for row in rows}
     return ModelSummary(
         rows=tuple(
             ParameterRow(
                 name=name,
                 shape=tuple(leaf.shape),
                 dtype=str(leaf.dtype),
-                scale=found[name].eta if name in found else None,
-                role=str(found[name].role) if name in found else "",
+                scale=scale_rows[name].eta if name in scale_rows else None,
+                role=str(scale_rows[name].role) if name in scale_rows else "",
             )
             for name, leaf in trees.flatten_named(params).items()
         ),

@@ -229,9 +229,9 @@ def _exponent(once: Any, twice: Any) -> float:
     if np.shape(once) != np.shape(twice):
         return math.nan
     ratio = float(np.sum(twice)) / float(np.sum(once)) if np.all(once) else 1.0
-    found = math.log2(ratio) if ratio > 0 and math.isfinite(ratio) else math.nan
-    nearest = min(_EXPONENTS, key=lambda p: abs(p - found))
-    if not abs(nearest - found) <= _TOLERANCE:
+    exponent = math.log2(ratio) if ratio > 0 and math.isfinite(ratio) else math.nan
+    nearest = min(_EXPONENTS, key=lambda p: abs(p - exponent))
+    if not abs(nearest - exponent) <= _TOLERANCE:
         raise UsageError(
             "--accumulate cannot combine the parts of a batch: the loss of this model, or a "
             "result that it returns with the loss, is neither a mean nor a sum over rows. On "

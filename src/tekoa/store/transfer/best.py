@@ -101,12 +101,12 @@ class BestCopies:
         # Copies without a score are older than all scores.
         ranked += [n for n in reversed(committed) if n not in self._scores]
         top = ranked[0] if ranked else None
-        kept = [n for n in ranked if n == top or n < (top or 0)][: self._keep]
+        best_steps = [n for n in ranked if n == top or n < (top or 0)][: self._keep]
         for n in committed:
             is_pinned = (paths.step_dir(self._directory, n) / retention.PINNED).exists()
-            if n not in kept and not is_pinned:
+            if n not in best_steps and not is_pinned:
                 commit.remove(lease, n)
-        self._scores = {n: entry for n, entry in self._scores.items() if n in kept}
+        self._scores = {n: entry for n, entry in self._scores.items() if n in best_steps}
         self._write([(n, *entry) for n, entry in self._scores.items()])
         if self.best is not None:
             durable.replace(self._directory / "score", repr(self.best).encode())

@@ -113,12 +113,15 @@ def _view_of_rows(eqn: Any, table: View, features: Sequence[int], shape: tuple[i
     """Locates the axes of a table in rows of it; their number lies along the selected axis."""
     selected = [p[0] for i in range(len(table.axes)) if i not in features for p in table.axes[i]]
     number = selected[0] if selected else NEW
-    offsets, kept = range(len(shape)), list(range(len(shape)))
+    offsets, table_axes = range(len(shape)), list(range(len(shape)))
     if eqn.primitive.name == "gather":
         numbers = eqn.params["dimension_numbers"]
         dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-        offsets, kept = numbers.offset_dims, [i for i in range(len(table.axes)) if i not in dropped]
-    axis_of = {out: i for out, i in zip(offsets, kept, strict=True) if i in features}
+        offsets, table_axes = (
+            numbers.offset_dims,
+            [i for i in range(len(table.axes)) if i not in dropped],
+        )
+    axis_of = {out: i for out, i in zip(offsets, table_axes, strict=True) if i in features}
     return dataclasses.replace(
         table,
         axes=tuple(

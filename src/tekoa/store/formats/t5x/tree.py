@@ -244,12 +244,12 @@ def check_readable(file: pathlib.Path, body: dict[str, Any]) -> None:
         parsed = parse(msgpack.unpack(msgpack.pack(small), str(file)), (), file, set())
     except errors.DamagedError as error:
         raise ValueError(f"The tree cannot be stored in T5X's format: {error}") from error
-    expected, found = summary(small, ()), summary(parsed, ())
+    expected, read_back = summary(small, ()), summary(parsed, ())
     for name in expected:
-        if expected[name] != found.get(name):
+        if expected[name] != read_back.get(name):
             raise ValueError(
                 f"Leaf {'/'.join(name)!r} cannot be stored in T5X's format: it would be read as "
-                f"{found.get(name, 'nothing')!r}. Rename it, or use format='native'."
+                f"{read_back.get(name, 'nothing')!r}. Rename it, or use format='native'."
             )
 
 
