@@ -246,6 +246,17 @@ def test_damaged_step_of_an_earlier_run_is_quarantined_and_saved_again(tmp_path)
     assert len(list(tmp_path.glob("checkpoint_1.bad-*"))) == 1
 
 
+def test_steps_that_are_set_aside_no_longer_count(tmp_path):
+    with store.Store(tmp_path, keep=[store.KeepLast(9)]) as writer:
+        for step in (1, 2, 3):
+            writer.save(step, {"x": jnp.full(2, step)})
+        writer.wait()
+        assert writer.set_aside([2, 3]) == tmp_path / "set_aside-3"
+        assert writer.steps() == [1]
+        assert writer.restore({"x": jnp.zeros(2, int)}).step == 1
+    assert store.load(tmp_path / "set_aside-3")["x"].tolist() == [3, 3]
+
+
 def test_error_in_the_with_block_is_not_hidden_by_a_failed_save(tmp_path, caplog):
     value = jnp.ones(2)
     value.delete()

@@ -4,7 +4,6 @@ It holds the lease, saves steps in the background, removes those that no rule ke
 the newest valid one. It knows only named trees, not training loops.
 """
 
-import functools
 import itertools
 import json
 import logging
@@ -12,7 +11,7 @@ import operator
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from tekoa import hosts
@@ -151,24 +150,20 @@ class Store:
                 return
             started = time.monotonic()
             origin = parent or self._parent
-            choice = "new"
-            if exist_ok or replace:
-                choice = self._choose(step, origin, replace=replace)
+            choice = self._choose(step, origin, replace=replace) if exist_ok or replace else "new"
             if choice == "keep":
                 return
             if choice == "saved":
                 _log.info("step %d was already saved", step)
             else:
-                facts = identity.start_facts(origin)
-                is_replacing = choice == "replace"
                 self._write(
                     step,
                     snapshot(),
                     json_meta,
                     scores,
-                    facts,
+                    identity.start_facts(origin),
                     before_commit=before_commit,
-                    replace=is_replacing,
+                    replace=choice == "replace",
                 )
                 _log.info("saved step %d in %.3f s", step, time.monotonic() - started)
             self._saved.add(step)
@@ -325,17 +320,25 @@ class Store:
     def quarantine_damaged(self, steps: Iterable[int]) -> None:
         """Quarantines those of the steps that are damaged; they no longer count."""
 
-        def check(step: int) -> None:
-            path = paths.step_dir(self.directory, step)
-            try:
-                if path.is_dir():
-                    open_step(path)
-            except errors.DamagedError as error:
-                self._quarantine(step, str(error))
+        def check() -> None:
+            for step in steps:
+                path = paths.step_dir(self.directory, step)
+                try:
+                    if path.is_dir():
+                        open_step(path)
+                except errors.DamagedError as error:
+                    self._quarantine(step, str(error))
 
-        for step in steps:
-            what = f"{self._what}, quarantine of {step}"
-            together.run_on_writer(self._group, what, functools.partial(check, step))
+        together.run_on_writer(self._group, f"{self._what}, quarantine", check)
+
+    def set_aside(self, steps: Sequence[int]) -> pathlib.Path:
+        """Moves steps, at least one, to a subdirectory, where they do not count; returns it."""
+
+        def move() -> str:
+            assert self._lease is not None
+            return str(commit.set_aside(self._lease, steps))
+
+        return pathlib.Path(together.run_on_writer(self._group, f"{self._what}, set aside", move))
 
     def steps(self) -> list[int]:
         """Lists the committed steps, lowest first."""

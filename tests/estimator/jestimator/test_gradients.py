@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.estimator.jestimator.gradients import Gradients
+from tekoa.estimator.jestimator.gradients import Gradients, LossRecord
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 PARAMS = {"w": jnp.arange(3.0)}
@@ -71,3 +71,17 @@ def test_lower_precision_returns_float32():
     np.testing.assert_allclose(loss[0], exact[0], rtol=0.03)
     np.testing.assert_allclose(grads["w"], exact_grads["w"], rtol=0.05, atol=0.05)
     assert record.value_fn is not None
+
+
+def test_the_record_of_a_loss_hides_its_parameters_from_the_step():
+    def fn(params, variables, inputs, i):
+        return params * inputs, ((len(inputs), params + 1), variables)
+
+    record = LossRecord(jnp.float32(3.0))
+    (loss, ((n_rows, result), variables)), grads = record.compute(
+        fn, jnp.float32(5.0), {"v": jnp.ones(2)}, jnp.ones(4), keeps_variables=False
+    )
+    np.testing.assert_array_equal(record.losses, [3 * np.ones(4)])
+    assert n_rows == 4
+    for zeros in (loss, result, variables["v"], grads):
+        assert not np.any(zeros)

@@ -199,7 +199,7 @@ def nothing(*args):
         ),
         (lambda p: p.evaluation(), r"has no function get_infer_state\(config\), which train needs"),
         (lambda p: next(p.predictions(None, None)), "has no function get_infer_state"),
-        (lambda p: p.scales(), r"tekoa\.find_scales\(model, loss, batch\)"),
+        (lambda p: p.scales(), "has no function train_step"),
     ],
 )
 def test_missing_data_or_functions_are_named(call, message):

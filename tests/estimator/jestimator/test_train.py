@@ -364,3 +364,52 @@ def test_flags_that_cannot_apply_are_refused(tmp_path, capsys, flag, message):
     model.write_text(OWN_GRADIENTS)
     assert train_regression(tmp_path / "run", flag, model=str(model)) == 2
     assert message in capsys.readouterr().err
+
+
+class Regression(nn.Module):
+    """A decayed dense layer, with dropout and a running mean."""
+
+    @nn.compact
+    def __call__(self, x):
+        mean = self.variable("average", "mean", jnp.zeros, ())
+        mean.value = 0.9 * mean.value + 0.1 * x.mean()
+        y = nn.Dense(3)(nn.Dropout(0.1, deterministic=False)(x))
+        return jnp.mean((y - 1) ** 2), len(x)
+
+
+def regression_state(optimizer):
+    def get(config, rng):
+        metrics = MeanMetrics.create("train_loss")
+        return TrainState.create(metrics, optimizer, Regression(), rng, jnp.zeros((4, 100)))
+
+    return get
+
+
+def regression_step(config, batch, state, metrics):
+    grad_fn = state.value_and_grad_apply_fn(has_aux=True)
+    (_, (n_rows, variables)), grads = grad_fn(state.params, batch)
+    assert n_rows == 8
+    decayed = jax.tree.map(lambda g, p: g + 0.1 * p, grads, state.params)
+    return state.apply_gradients(grads=decayed, _vars=flax.core.freeze(variables)), metrics
+
+
+@pytest.mark.parametrize("optimizer", [optax.adamw(0.1), optax.lbfgs()], ids=["adamw", "lbfgs"])
+def test_scales_are_those_of_the_loss_alone(optimizer):
+    training = make_training(
+        get_train_state=regression_state(optimizer), train_step=regression_step
+    )
+    batch = 2 * np.random.default_rng(0).normal(size=(8, 100)).astype(np.float32)
+    table = training.scales(batch)
+    rows = {"/".join(row.name): row for row in table.rows}
+    # 100 terms of rms 2; dropout hardly changes it.
+    assert rows["Dense_0/kernel"].eta == pytest.approx(1 / 20, rel=0.1)
+    assert rows["Dense_0/kernel"].slot_shape == (1, 3)
+    assert rows["Dense_0/bias"].eta == pytest.approx(0.5)
+
+
+def test_scales_need_the_loss():
+    def own_gradients(config, batch, state, metrics):
+        return state.apply_gradients(grads=state.params), metrics
+
+    with pytest.raises(UsageError, match=r"value_and_grad_apply_fn\(\), which this train_step"):
+        make_training(train_step=own_gradients).scales(DATA[0])

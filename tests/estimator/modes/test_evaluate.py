@@ -100,6 +100,16 @@ def test_scales_lists_every_parameter(capsys):
     assert names[: len(expected)] == expected
 
 
+def test_scales_of_a_model_file_with_its_own_step(capsys):
+    assert main.main(["scales", "linear_regression", "--train_batch_size=20"]) == 0
+    rows = {row.split()[0]: row.split()[1:] for row in capsys.readouterr().out.splitlines()}
+    assert set(rows) == {"name", "linear/bias", "linear/kernel"}
+    # A sum over 10 inputs of about unit rms has unit rms.
+    assert rows["linear/kernel"][:2] == ["(10,", "5)"]
+    assert float(rows["linear/kernel"][2]) == pytest.approx(10**-0.5, rel=0.15)
+    assert rows["linear/bias"][1] == "0.5"
+
+
 def test_run_with_more_steps_is_left_unchanged(trained, tmp_path, capsys):
     shutil.copytree(trained, tmp_path / "run")
     flags = ["--train_batch_size=64", "--max_train_steps=12", "--random_seed=3", "--noprogress"]

@@ -53,21 +53,21 @@ def read(model_dir, fresh, *flags, optimizer=None):
     return dataclasses.replace(restored, state=restored.state(fresh))
 
 
-def schedule_free():
+def prodigy():
     """An optimizer that keeps a copy of the parameters in its state."""
-    return optax.contrib.schedule_free_adamw(0.1)
+    return optax.contrib.prodigy(0.1)
 
 
 @pytest.mark.parametrize("format", ["native", "t5x"])
 @pytest.mark.parametrize("with_step", [False, True])
 def test_parameters_of_another_run_are_loaded(tmp_path, capsys, format, with_step):
-    other, fresh = make_state(optax.adam(0.1), seed=1), make_state(schedule_free(), ema=0.9)
+    other, fresh = make_state(optax.adam(0.1), seed=1), make_state(prodigy(), ema=0.9)
     path = write(tmp_path / "other", other, 7, format, data_state={"next": 70})
     flags = [f"--checkpoint_path={path}", "--train_load_step"][: 1 + with_step]
-    restored = read(tmp_path / "run", fresh, *flags, optimizer=schedule_free())
+    restored = read(tmp_path / "run", fresh, *flags, optimizer=prodigy())
     assert_trees_equal(restored.state.params, other.params)
     assert_trees_equal(restored.state.average, other.params)
-    assert_trees_equal(restored.state.opt_state, schedule_free().init(other.params))
+    assert_trees_equal(restored.state.opt_state, prodigy().init(other.params))
     assert int(restored.state.step) == (7 if with_step else 0)
     assert restored.data_state == {"next": 0}
     new = "optimizer and data" if with_step else "optimizer, data and step"
@@ -78,8 +78,8 @@ def test_parameters_of_another_run_are_loaded(tmp_path, capsys, format, with_ste
 
 def test_donated_arrays_are_not_shared(tmp_path):
     path = write(tmp_path / "other", make_state(optax.adam(0.1), seed=1), 7)
-    fresh = make_state(schedule_free(), ema=0.9)
-    restored = read(tmp_path / "run", fresh, f"--checkpoint_path={path}", optimizer=schedule_free())
+    fresh = make_state(prodigy(), ema=0.9)
+    restored = read(tmp_path / "run", fresh, f"--checkpoint_path={path}", optimizer=prodigy())
     pointers = [
         x.unsafe_buffer_pointer() for x in jax.tree.leaves(restored.state.replace(rng=None))
     ]

@@ -59,6 +59,8 @@ def test_lost_lease_prevents_every_change(held):
     for change in (commit.remove, commit.quarantine):
         with pytest.raises(errors.FencedError):
             change(held, 3)
+    with pytest.raises(errors.FencedError):
+        commit.set_aside(held, [3])
     assert os.listdir(held.directory) == ["checkpoint_3"]
 
 
@@ -74,6 +76,37 @@ def test_quarantine_keeps_the_bytes(held):
     bad = commit.quarantine(held, 3)
     assert (bad / "sub" / "data").read_bytes() == b"123"
     assert paths.list_steps(held.directory) == []
+
+
+def test_steps_that_are_set_aside_keep_their_bytes_and_never_replace_others(held):
+    for _ in range(2):
+        for step in (2, 3, 4):
+            commit.commit(held, step, write, format="native")
+        aside = commit.set_aside(held, [3, 4])
+        assert paths.list_steps(held.directory) == [2]
+        assert paths.list_steps(aside) == [3, 4]
+        assert (paths.step_dir(aside, 4) / "sub" / "data").read_bytes() == b"123"
+        commit.remove(held, 2)
+    assert {path.name for path in held.directory.glob("set*")} == {"set_aside-4", "set_aside-4-2"}
+
+
+def test_steps_are_set_aside_lowest_first(held, monkeypatch):
+    for step in (3, 4):
+        commit.commit(held, step, write, format="native")
+    rename = os.rename
+
+    def fail_at_4(source, target):
+        if source == paths.step_dir(held.directory, 4):
+            raise OSError("killed")
+        rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", fail_at_4)
+        with pytest.raises(OSError, match="killed"):
+            commit.set_aside(held, [3, 4])
+    # The run is not rewound yet: its newest step is still there.
+    assert paths.list_steps(held.directory) == [4]
+    assert paths.list_steps(commit.set_aside(held, [4])) == [3, 4]
 
 
 def test_sweep_removes_our_leftovers_and_nothing_else(held):

@@ -88,7 +88,11 @@ class RunConfig:
     train_consecutive: int | None = _flag(
         None, "length of runs of consecutive batches", "train", least=1
     )
-    train_load_step: bool = _flag(False, "also load the step from --checkpoint_path", "train")
+    train_load_step: bool = _flag(
+        False,
+        "also load the step from --checkpoint_path; inside --model_dir, rewind to it",
+        "train",
+    )
     allow_mismatch: bool = _flag(
         False, "keep initial values where --checkpoint_path does not match", "train"
     )

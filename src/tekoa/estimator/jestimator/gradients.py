@@ -76,6 +76,41 @@ class Gradients:
         return run
 
 
+class LossRecord:
+    """Takes the place of `Gradients` to record the loss of a step as a function of parameters.
+
+    The step itself sees zeros, so that nothing else in it depends on these parameters.
+
+    Args:
+        params: The parameters.
+
+    Attributes:
+        losses: The losses of which the step requested the gradients.
+        value: As in `Gradients`.
+        value_fn: As in `Gradients`.
+    """
+
+    def __init__(self, params: PyTree):
+        self._params = params
+        self.losses: list[jax.Array] = []
+        self.value: jax.Array | None = None
+        self.value_fn: Callable[[PyTree], jax.Array] | None = None
+
+    def compute(
+        self, fn: LossFn, params: PyTree, variables: PyTree, inputs: Any, *, keeps_variables: bool
+    ) -> tuple[Any, PyTree]:
+        """Returns what `Gradients.compute` does, with zeros as the results and gradients."""
+        del keeps_variables
+        result = fn(self._params, variables, inputs, 0)
+        self.losses.append(result[0])
+        self.value = zero = jnp.zeros_like(result[0])
+        self.value_fn = lambda new: zero
+        # Settings among the results, such as a number of rows, stay as they are.
+        return jax.tree.map(
+            lambda x: jnp.zeros_like(x) if hasattr(x, "dtype") else x, (result, params)
+        )
+
+
 def _cast(tree: PyTree, dtype: Any) -> PyTree:
     """Casts float32 to bfloat16, or back."""
     source = jnp.float32 if dtype == jnp.bfloat16 else jnp.bfloat16

@@ -149,10 +149,9 @@ class LongProgram:
         return next(pairs(batches, "eval_data_fn"))[1] if kind == "eval" else next(batches)
 
     def scales(self) -> Any:
-        raise UsageError(
-            "Finding scales needs the model and its loss, which this model file hides in its "
-            "train_step. Find them in Python: tekoa.find_scales(model, loss, batch)."
-        )
+        self._require("get_train_state", "train_step")
+        training = OwnTraining(self._run.module, self._config, self._frozen, data=())
+        return training.scales(self.sample("train"))
 
     def _inference(self, batch_size: int) -> Inference:
         return Inference(self._run.module, self._config, self._frozen, batch_size=batch_size)

@@ -22,9 +22,10 @@ from tekoa.core.model import cast_like
 from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.jestimator import states
-from tekoa.estimator.jestimator.gradients import Gradients
+from tekoa.estimator.jestimator.gradients import Gradients, LossRecord
 from tekoa.estimator.jestimator.results import MeanMetrics
 from tekoa.loop.task import Options
+from tekoa.optim.scales import auto
 
 _FIELDS = ("step", "params", "opt_state", "_vars", "_state_rng", "_grads")
 
@@ -154,6 +155,29 @@ class OwnTraining:
             )
 
         return step
+
+    def scales(self, batch: Any) -> auto.ScaleTable:
+        """Finds the scales of the parameters from the loss of `train_step` on a batch.
+
+        Raises:
+            UsageError: If `train_step` does not use `state.value_and_grad_apply_fn`.
+            ValueError: If its loss cannot be traced.
+        """
+        file_state, sums = self._new_file_state(jax.random.key(0)), self.empty()
+
+        def losses(params: PyTree, batch: Any) -> list[jax.Array]:
+            record = LossRecord(params)
+            state = file_state.replace(_gradients=record)
+            self._module.train_step(self._frozen, batch, state, sums)
+            return record.losses
+
+        if not jax.eval_shape(losses, file_state.params, batch):
+            raise UsageError(
+                "Scales are found from the loss that train_step passes to "
+                "state.value_and_grad_apply_fn(), which this train_step does not call. Call it "
+                "there, or use tekoa.find_scales(model, loss, batch) in Python."
+            )
+        return auto.scales_of_function(losses, file_state.params, batch)
 
     def empty(self, sums: PyTree = None) -> PyTree:
         del sums

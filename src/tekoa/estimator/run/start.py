@@ -12,7 +12,7 @@ from tekoa.core import messages, trees
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.estimator.run import eval_state
+from tekoa.estimator.run import eval_state, rewind
 from tekoa.estimator.run.run import Run
 from tekoa.extensions import checkpoint_files
 from tekoa.loop.task import Restored
@@ -34,8 +34,9 @@ class StartReader:
 
     A run resumes from its own newest checkpoint; `--checkpoint_path` is used only if there is
     none. A checkpoint inside the run's directory, such as a best one, belongs to the run: it is
-    resumed completely, unless the run has a newer one. From any other checkpoint only the
-    parameters are loaded, and the optimizer starts from scratch.
+    resumed completely, unless the run has a newer one. With `--train_load_step` the newer ones
+    are set aside; see `rewind`. From any other checkpoint only the parameters are loaded, and the
+    optimizer starts from scratch.
 
     Args:
         run: The run.
@@ -43,7 +44,7 @@ class StartReader:
         optimizer: Creates the new optimizer state.
         data_state: The data position of a new run.
         checkpoint_store: The run's own steps, open for writing: newer damaged steps are
-            quarantined. None (in a dry run) changes nothing.
+            quarantined, or newer steps set aside. None (in a dry run) changes nothing.
     """
 
     def __init__(
@@ -65,16 +66,31 @@ class StartReader:
         if requested is None:
             return self._resume_run(form)
         path = self._find_requested(requested)
-        if path is not None and self._is_ahead(path):
+        is_inside = rewind.is_inside(self._model_dir, path or requested)
+        is_rewinding = is_inside and self._config.train_load_step
+        is_rewound = is_rewinding and rewind.is_done(self._model_dir, requested)
+        if path is not None and is_rewinding and not is_rewound:
+            restored = self._resume_step(path, form)
+            # Only now: a step that does not fit the model must leave the run as it was.
+            if self._store is not None:
+                rewind.rewind(self._store, path, requested)
+            return restored
+        if path is not None and is_inside and self._is_ahead(path):
             return self._resume_step(path, form)
         restored = self._resume_run(form)
         if restored is None and path is not None:
             return Restored(
                 state=lambda fresh: self._warm_start(path, fresh), data_state=self._data_state
             )
+        if is_rewound:
+            print(rewind.describe_done(self._model_dir, requested), flush=True)
+            return restored
+        advice = f"Use a new --model_dir to start from {requested}"
+        if path is not None and is_inside:
+            advice += ", or set --train_load_step to rewind the run to it"
         print(
             f"Ignoring --checkpoint_path={requested} because --model_dir already contains "
-            f"checkpoints. Use a new --model_dir to start from {requested}.",
+            f"checkpoints. {advice}.",
             flush=True,
         )
         return restored
@@ -89,9 +105,7 @@ class StartReader:
             return None
 
     def _is_ahead(self, path: pathlib.Path) -> bool:
-        """Whether a step belongs to this run and is newer than all of its checkpoints."""
-        if not path.resolve().is_relative_to(self._model_dir.resolve()):
-            return False
+        """Whether a step is newer than all checkpoints of the run."""
         step = step_lib.open_step(path).index.step
         return step > max(paths.list_steps(self._model_dir), default=-1)
 

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tekoa import hosts
@@ -147,6 +147,35 @@ def quarantine(lease: Lease, step: int) -> pathlib.Path:
         os.rename(paths.step_dir(lease.directory, step), bad)
     durable.fsync(lease.directory)
     return bad
+
+
+def set_aside(lease: Lease, steps: Sequence[int]) -> pathlib.Path:
+    """Moves valid steps into a subdirectory, where they no longer count, and returns its path.
+
+    It is named after the highest step. If the program is killed, the next call for the remaining
+    steps completes the same subdirectory.
+
+    Args:
+        lease: The right to write in the directory.
+        steps: The steps, at least one.
+
+    Raises:
+        errors.FencedError: If the lease is lost.
+    """
+    # The highest step moves last: until then, a resumed run continues from it as before.
+    ordered = sorted(steps)
+    aside = next(
+        path
+        for path in paths.aside_dirs(lease.directory, ordered[-1])
+        if not any(os.path.lexists(paths.step_dir(path, step)) for step in ordered)
+    )
+    with lease.fence():
+        aside.mkdir(exist_ok=True)
+        for step in ordered:
+            os.rename(paths.step_dir(lease.directory, step), paths.step_dir(aside, step))
+    durable.fsync(aside)
+    durable.fsync(lease.directory)
+    return aside
 
 
 def sweep(lease: Lease) -> None:

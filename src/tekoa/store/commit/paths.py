@@ -2,15 +2,17 @@
 
 Only `checkpoint_<step>` is a committed step. A step being written is named
 `checkpoint_<step>.tmp-<uuid>`, a quarantined one `checkpoint_<step>.bad-<uuid>`, and one
-being removed `.trash-<uuid>`.
+being removed `.trash-<uuid>`. Valid steps that a run was rewound from are in `set_aside-<step>`.
 """
 
 import functools
+import itertools
 import logging
 import os
 import pathlib
 import re
 import uuid
+from collections.abc import Iterator
 from typing import Literal
 
 from tekoa.core import files
@@ -89,6 +91,18 @@ def new_dir(directory: str | os.PathLike[str], step: int, kind: Kind) -> pathlib
     """Returns a new unique path for a step that is written, quarantined or removed."""
     prefix = "" if kind == "trash" else f"checkpoint_{step}"
     return pathlib.Path(directory) / f"{prefix}.{kind}-{uuid.uuid4().hex}"
+
+
+def aside_dirs(directory: str | os.PathLike[str], step: int) -> Iterator[pathlib.Path]:
+    """Yields the possible directories for steps that are set aside, up to `step`.
+
+    >>> [path.name for path in itertools.islice(aside_dirs('run', 7), 3)]
+    ['set_aside-7', 'set_aside-7-2', 'set_aside-7-3']
+    """
+    first = files.local_path(directory) / f"set_aside-{step}"
+    yield first
+    for number in itertools.count(2):
+        yield first.with_name(f"{first.name}-{number}")
 
 
 def is_safe_path(path: str) -> bool:

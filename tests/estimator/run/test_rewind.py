@@ -1,0 +1,141 @@
+"""Rewinding a run: the older step is continued exactly, and the newer ones are kept."""
+
+import pathlib
+import shutil
+
+import pytest
+
+from tekoa import store
+from tekoa.estimator.cli import main
+from tekoa.estimator.cli.exit_codes import ExitCode
+from tekoa.estimator.run import rewind
+from tekoa.store.commit import paths
+from tekoa.testing import assert_trees_equal
+
+# Its dropout and shuffled data show whether the random key and the data position are restored.
+TINY = str(pathlib.Path(__file__).parents[2] / "support" / "tiny_model.py")
+
+
+def train(run, n_steps, *flags):
+    return main.main(["train", TINY, f"--model_dir={run}", f"--max_train_steps={n_steps}", *flags])
+
+
+def rewind_to(path):
+    return f"--checkpoint_path={path}", "--train_load_step"
+
+
+@pytest.fixture(scope="module")
+def fifteen_steps(tmp_path_factory):
+    run = tmp_path_factory.mktemp("rewind") / "run"
+    assert train(run, 15, "--save_every_steps=5") == 0
+    return run
+
+
+@pytest.fixture
+def run(fifteen_steps, tmp_path):
+    """A run with checkpoints 0, 5, 10, 15 and permanent copies of 5, 10, 15."""
+    shutil.copytree(fifteen_steps, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def digest(directory, step):
+    return store.commit_id(paths.step_dir(directory, step)).digest
+
+
+def parent(directory, step):
+    return store.commit_id(paths.step_dir(directory, step)).parent
+
+
+def contents(directory, step):
+    return {**store.load(directory, step=step), "meta": None}
+
+
+def test_a_rewound_run_repeats_the_steps_that_are_set_aside(run, fifteen_steps, capsys):
+    flags = ("--save_every_steps=5", *rewind_to(run / "checkpoint_5"))
+    assert train(run, 15, *flags) == 0
+    line = f"steps 10, 15 are set aside in {run / 'set_aside-15'}.\n"
+    assert f"Rewinding to {run / 'checkpoint_5'}: {line}" in capsys.readouterr().out
+    assert paths.list_steps(run) == [0, 5, 10, 15]
+    assert paths.list_steps(run / "save") == [5, 10, 15]
+    for directory in ("", "save"):
+        aside = run / directory / "set_aside-15"
+        assert paths.list_steps(aside) == [10, 15]
+        for step in (10, 15):
+            assert digest(aside, step) == digest(fifteen_steps / directory, step)
+            assert digest(aside, step) != digest(run / directory, step)
+    # The same data, dropout and optimizer state lead to the same values.
+    assert_trees_equal(contents(run, 15), contents(fifteen_steps, 15))
+    assert parent(run, 10) == digest(run, 5)
+
+
+def test_the_same_command_resumes_the_rewound_run(run, capsys):
+    flags = rewind_to(run / "checkpoint_5")
+    assert train(run, 10, *flags) == 0
+    rewound = digest(run, 10)
+    capsys.readouterr()
+    assert train(run, 15, *flags) == 0
+    assert "already rewound" in capsys.readouterr().out
+    assert (digest(run, 10), parent(run, 15)) == (rewound, rewound)
+    assert len(list(run.glob("set_aside-*"))) == 1
+    # Without the record, it is rewound again.
+    (run / rewind.REWIND_FILE).unlink()
+    assert train(run, 10, *flags) == 0
+    assert digest(run / "set_aside-15-2", 10) == rewound
+
+
+def test_another_command_rewinds_again(run):
+    assert train(run, 10, *rewind_to(run / "checkpoint_5")) == 0
+    assert train(run, 5, *rewind_to(run / "checkpoint_0")) == 0
+    assert paths.list_steps(run) == [0, 5]
+    assert [paths.list_steps(run / f"set_aside-{n}") for n in (15, 10)] == [[10, 15], [5, 10]]
+
+
+def test_a_rewinding_that_was_killed_is_completed(run):
+    (run / "set_aside-15").mkdir()
+    (run / "checkpoint_10").rename(run / "set_aside-15" / "checkpoint_10")
+    assert train(run, 10, *rewind_to(run / "checkpoint_5")) == 0
+    assert paths.list_steps(run) == [0, 5, 10]
+    assert paths.list_steps(run / "set_aside-15") == [10, 15]
+    assert parent(run, 10) == digest(run, 5)
+
+
+def test_a_run_is_rewound_to_a_best_checkpoint(run):
+    best = run / "eval" / "high_accuracy"
+    shutil.copytree(run / "checkpoint_5", best / "checkpoint_5")
+    shutil.rmtree(run / "checkpoint_5")
+    assert train(run, 15, *rewind_to(best)) == 0
+    assert paths.list_steps(run) == [0, 5, 10, 15]
+    assert parent(run, 10) == digest(best, 5)
+    # A better one that the rewound run has written does not rewind it again.
+    shutil.copytree(run / "checkpoint_10", best / "checkpoint_10")
+    assert train(run, 20, *rewind_to(best)) == 0
+    assert parent(run, 20) == digest(run, 15)
+
+
+def test_a_step_of_another_history_is_set_aside_too(run, fifteen_steps):
+    assert train(run, 10, *rewind_to(run / "checkpoint_5")) == 0
+    replaced = digest(run, 10)
+    assert train(run, 15, *rewind_to(run / "set_aside-15" / "checkpoint_10")) == 0
+    assert digest(run / "set_aside-10", 10) == replaced
+    assert parent(run, 15) == digest(fifteen_steps, 10)
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_run_unchanged(run, capsys):
+    manifest = paths.step_dir(run, 5) / paths.MANIFEST
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    assert train(run, 20, *rewind_to(run / "checkpoint_5")) == ExitCode.DAMAGED
+    assert "checkpoint_5" in capsys.readouterr().err
+    assert paths.list_steps(run) == [0, 5, 10, 15]
+    assert not (run / rewind.REWIND_FILE).exists()
+
+
+def test_a_dry_run_sets_nothing_aside(run):
+    before = sorted(run.iterdir())
+    assert train(run, 15, "--dry_run", *rewind_to(run / "checkpoint_5")) == 0
+    assert sorted(run.iterdir()) == before
+
+
+def test_the_flag_that_rewinds_is_named(run, capsys):
+    assert train(run, 15, f"--checkpoint_path={run / 'checkpoint_5'}") == 0
+    assert "or set --train_load_step to rewind the run to it.\n" in capsys.readouterr().out
+    assert paths.list_steps(run) == [0, 5, 10, 15]
