@@ -1,9 +1,19 @@
 """Fixtures of all tests."""
 
+import signal
+
 import jax
 import pytest
 
 from support import figures
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hangups():
+    """Under nohup SIGHUP is ignored, and programs that the tests start would inherit that."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, previous)
 
 
 @pytest.fixture(scope="session", autouse=True)
