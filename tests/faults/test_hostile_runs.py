@@ -218,7 +218,10 @@ def test_readers_survive_hostile_runs(world, pieces, commands):
 
 @pytest.mark.slow
 @hypothesis.settings(
-    max_examples=int(os.environ.get("TEKOA_EXAMPLES", "300")), deadline=None, database=None
+    max_examples=int(os.environ.get("TEKOA_EXAMPLES", "300")),
+    deadline=None,
+    database=None,
+    derandomize="TEKOA_EXAMPLES" not in os.environ,  # By hand, other examples each time.
 )
 @hypothesis.given(
     pieces, st.lists(st.sampled_from(sorted(COMMANDS)), min_size=1, max_size=3, unique=True)
