@@ -229,7 +229,7 @@ def _row_means(x: jax.Array) -> jax.Array:
 
 
 def shard_like(old: PyTree, new: PyTree) -> PyTree:
-    """Gives the new values the shardings that the old ones have on a mesh with explicit axes.
+    """Moves new values to the shardings that the old ones have on a mesh with explicit axes.
 
     On other meshes the compiler decides, and nothing changes.
     """

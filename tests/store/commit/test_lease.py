@@ -79,12 +79,16 @@ def renew(directory):
     (directory / lease.NAME).write_text(json.dumps({**facts, "count": facts["count"] + 1}))
 
 
-def test_lease_of_another_host_without_renewals_is_taken_over(tmp_path, monkeypatch):
+def test_lease_of_another_host_without_renewals_is_taken_over(tmp_path, monkeypatch, caplog):
     write_owner(tmp_path, host="elsewhere")
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
     started = time.monotonic()
     lease.acquire(tmp_path)[0].release()
     assert time.monotonic() - started > 0.3
+    waits, takes = caplog.messages
+    assert "in case process" in waits
+    assert "on elsewhere still writes here" in waits
+    assert "took over the lease" in takes
 
 
 def test_own_lease_is_renewed(tmp_path, monkeypatch):

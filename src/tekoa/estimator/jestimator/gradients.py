@@ -77,7 +77,7 @@ class Gradients:
 
 
 class LossRecord:
-    """Takes the place of `Gradients` to record the loss of a step as a function of parameters.
+    """Replaces `Gradients` to record the loss of a step as a function of parameters.
 
     The step itself sees zeros, so that nothing else in it depends on these parameters.
 

@@ -31,7 +31,7 @@ from tekoa.store.commit import durable
 
 NAME = "writer.lease"
 RENEW_SECONDS = 2.0
-STALE_SECONDS = 20.0
+STALE_SECONDS = 15.0
 # How long to wait for another process that is changing the directory.
 _LOCK_SECONDS = 4.0
 _MAX_BYTES = 2**16
@@ -132,7 +132,8 @@ def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
         The lease, and whether it is new to this process.
 
     Raises:
-        errors.LeaseHeldError: If another living process holds it, within 5 seconds.
+        errors.LeaseHeldError: If another living process holds it; within 5 seconds on this
+            machine, and `STALE_SECONDS` if the holder is on another one or unknown.
         errors.StoreError: If the directory is not writable.
     """
     path = files.local_path(directory)
@@ -223,6 +224,13 @@ def _take(lease: Lease) -> None:
                 f"{lease.directory}: {_who(owner)} is writing here. Two trainers must not share "
                 "a directory: stop that one or choose another directory. If it will never "
                 f"continue, remove {lease._path}."
+            )
+        if first_seen is None:
+            _log.warning(
+                "%s: waiting up to %.0f seconds, in case %s still writes here",
+                lease.directory,
+                STALE_SECONDS,
+                _who(owner),
             )
         first_seen = owner
         time.sleep(0.2)
