@@ -35,8 +35,9 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
 
     It is an optax transformation; `init` and `update` work after `resolve`.
 
-    Args:
+    Attributes:
         name: "auto", "sphere", "muon", "amos", or a name of optax or optax.contrib.
+        facts: What a resumed run needs to choose the same optimizer.
 
     Raises:
         ValueError: If there is no such optimizer.

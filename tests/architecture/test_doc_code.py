@@ -1,0 +1,79 @@
+"""The code of the documents runs: every Python block of a page, and every notebook in a short form.
+
+Blocks of a page run one after another with the names of the earlier ones, also those in tabs.
+Code of other libraries, which is shown for comparison, is marked `py` and is not run.
+"""
+
+import os
+import pathlib
+import re
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+COOKBOOK = DOCS / "cookbook"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+# Pages that run in a second or two; the others are for the slow run.
+QUICK = {"checkpoints.md", "data.md", "glossary.md", "hosts.md", "model_files.md"}
+
+
+def python_blocks(page):
+    blocks = re.findall(
+        r"^( *)```python[^\n]*\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [textwrap.dedent(block) for _, block in blocks]
+
+
+PAGES = [page for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))] if python_blocks(page)]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=page.relative_to(ROOT).as_posix(),
+            marks=() if page.name in QUICK else pytest.mark.slow,
+        )
+        for page in PAGES
+    ],
+)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    blocks = python_blocks(page)
+    if page.parent == COOKBOOK and page.name != "index.md":
+        # The recipes use the model and the data of the first page.
+        blocks = python_blocks(COOKBOOK / "index.md")[:1] + blocks
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path, tmp_path):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(path, as_version=4)
+    environment = {**os.environ, "TEKOA_SHORT": "1", "XLA_FLAGS": ""}
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": tmp_path}}
+    )
+    client.execute(env=environment)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_stored_with_their_outputs(path):
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(path, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert any("image/png" in output.get("data", {}) for output in outputs), "no picture"
+    assert not any(output.output_type == "error" for output in outputs)
+    assert not any(output.get("name") == "stderr" for output in outputs)
+    for cell in cells:
+        lines = [output.get("text", "").count("\n") for output in cell.outputs]
+        assert sum(lines) <= 30, f"a wall of text after:\n{cell.source}"
