@@ -206,7 +206,7 @@ def is_public(module):
     return package in DOORS and name in importlib.import_module(package).__all__
 
 
-@pytest.mark.parametrize("folder", ["recipes", "models"])
+@pytest.mark.parametrize("folder", ["recipes", "models", "estimator/starters"])
 def test_recipes_and_models_use_public_names_only(folder):
     """A user can copy them."""
     wrong = []

@@ -1,5 +1,5 @@
 from tekoa.estimator import modeling as modeling
-from tekoa.estimator.cli.flags import UsageError as UsageError
+from tekoa.estimator.cli.run_config import UsageError as UsageError
 from tekoa.estimator.jestimator.results import Evaluator as Evaluator
 from tekoa.estimator.jestimator.results import MeanMetrics as MeanMetrics
 from tekoa.estimator.jestimator.results import Predictor as Predictor

@@ -37,6 +37,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "model": str,
     "settings": (dict, type(None)),
     "flags": dict,
+    "given": list,
     "versions": dict,
     "sources": dict,
     "starts": list,

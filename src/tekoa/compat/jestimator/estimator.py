@@ -13,7 +13,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from tekoa.estimator.cli.flags import RunConfig, UsageError, config_of, define_flags
+from tekoa.estimator.cli.flags import config_of, define_flags
+from tekoa.estimator.cli.run_config import RunConfig, UsageError
 from tekoa.estimator.jestimator.program import LongProgram
 from tekoa.estimator.modes import train as train_mode
 from tekoa.estimator.modes import watch

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tekoa
 from tekoa.core import files, messages
-from tekoa.estimator.cli import flags, output, processes
+from tekoa.estimator.cli import again, flags, output, processes
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.model_file import names
 from tekoa.store.commit import paths
@@ -76,6 +76,8 @@ COMMANDS = (
             "modes.evaluate:run_scales"),
     Command("plan", "MODEL", "estimate the memory per device before allocating anything",
             "modes.plan:run_plan"),
+    Command("new", "FILE", "write a model file to start from", "modes.new:run_new",
+            requires="a file", flags="[--library=nnx|linen|equinox] [--long]"),
     Command("models", "", "list the bundled models", "modes.models:run_models"),
     Command("inspect", "DIR", "list the checkpoints in a directory and verify their checksums",
             "modes.inspect:run_inspect", requires="a directory"),
@@ -158,6 +160,8 @@ def _run_model(command: Command, words: Sequence[str], config: flags.RunConfig) 
         raise flags.UsageError(f"{command.name} accepts one model, got {' '.join(words)!r}.")
     if words:
         config = config.with_defaults({"module_imp": words[0]})
+    if config.again is not None:
+        config = again.repeat(config)
     names.check_model(config.module_imp)
     with _interrupts_deferred():
         from tekoa.estimator.cli import compile_cache

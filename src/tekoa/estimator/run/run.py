@@ -25,8 +25,8 @@ from tekoa.extensions import run_record
 from tekoa.store.commit import durable, together
 
 _FLAGS_OF_A_START = {
-    *("checkpoint_path", "compile_cache", "coordinator_address", "host_timeout_secs", "json"),
-    *("mode", "model_dir", "module_imp", "num_processes", "overrides", "process_id"),
+    *("again", "checkpoint_path", "compile_cache", "coordinator_address", "host_timeout_secs"),
+    *("json", "mode", "model_dir", "module_imp", "num_processes", "overrides", "process_id"),
     *("profile_steps", "profiler_port", "progress", "random_seed", "train_load_step"),
 }
 # Flags that change the parameters of the model, so that evaluation needs them too.
@@ -259,6 +259,7 @@ def _facts(run: Run, seed: int) -> dict[str, Any]:
         "model": run.module.__name__,
         "settings": settings,
         "flags": {name: value for name, value in flags.items() if name != "given"},
+        "given": sorted(run.config.given),
     }
 
 

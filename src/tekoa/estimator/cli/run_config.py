@@ -1,0 +1,218 @@
+"""The flags of the command as one frozen record. Imports no JAX."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+
+class UsageError(Exception):
+    """A mistake in how the command is used, reported without a traceback."""
+
+    exit_code = 2
+
+
+def _flag(
+    default: Any,
+    text: str,
+    only: str = "",
+    *,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Defines a flag of the commands in `only`; of all commands that run a model if empty."""
+    metadata = {"help": text, "only": only.split(), "range": (least, most)}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_BATCH = "rows per batch, across all devices"
+_EXAMPLES = "examples to use; -1 for all"
+_ON_DEVICES = "train eval eval_wait predict plan"
+_ADAPTED = "train eval eval_wait predict plan"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The flags of one run of the command; a `Literal` lists the values of a flag.
+
+    Attributes:
+        overrides: Settings of the model, given as `--module_config.NAME=VALUE`.
+        given: Names of the flags that were set on the command line.
+    """
+
+    module_imp: str | None = _flag(None, "the model: a bundled name, a module or a .py file")
+    module_config: str | None = _flag(None, "file with get_config, if not the model file")
+    model_dir: str | None = _flag(None, "directory of the run")
+    checkpoint_path: str | None = _flag(
+        None, "checkpoint to start from, evaluate or predict with", "train eval eval_wait predict"
+    )
+    mode: Literal["train", "eval_once", "eval_wait", "predict"] | None = _flag(
+        None, "train, eval_once, eval_wait or predict, if no command is given"
+    )
+    dry_run: bool = _flag(
+        False,
+        "compile and read a few batches, but write nothing to disk",
+        "train eval eval_wait predict",
+    )
+    again: str | None = _flag(
+        None, "directory of a run to repeat, with the flags and the model of its record", "train"
+    )
+    max_train_steps: int | None = _flag(
+        None, "step at which training ends", "train eval_wait", least=0
+    )
+    train_epochs: int | None = _flag(
+        None, "passes over the training data; unlimited if not set", "train", least=1
+    )
+    random_seed: int | None = _flag(
+        None, "seed of the run; chosen and stored if not set", "train", least=0
+    )
+    train_pattern: str | None = _flag(None, "training data, comma-separated", "train scales plan")
+    valid_pattern: str | None = _flag(None, "data to validate on during training", "train")
+    eval_pattern: str | None = _flag(None, "data to evaluate on", "eval eval_wait")
+    pred_pattern: str | None = _flag(None, "data to predict on", "predict")
+    train_batch_size: int = _flag(64, _BATCH, "train scales plan", least=1)
+    valid_batch_size: int = _flag(64, _BATCH, "train", least=1)
+    eval_batch_size: int = _flag(256, _BATCH, "eval eval_wait", least=1)
+    pred_batch_size: int = _flag(256, _BATCH, "predict", least=1)
+    pred_output: str | None = _flag(
+        None, "file for the predictions; standard output if not set", "predict"
+    )
+    num_valid_examples: int = _flag(-1, _EXAMPLES, "train", least=-1)
+    num_eval_examples: int = _flag(-1, _EXAMPLES, "eval eval_wait", least=-1)
+    num_pred_examples: int = _flag(-1, _EXAMPLES, "predict", least=-1)
+    train_shuffle_buf: int | None = _flag(
+        None, "shuffle the data; streams are shuffled in windows of N rows", "train", least=1
+    )
+    train_consecutive: int | None = _flag(
+        None, "length of runs of consecutive batches", "train", least=1
+    )
+    train_load_step: bool = _flag(
+        False,
+        "also load the step from --checkpoint_path; inside --model_dir, rewind to it",
+        "train",
+    )
+    allow_mismatch: bool = _flag(
+        False, "keep initial values where --checkpoint_path does not match", "train"
+    )
+    allow_data_changes: bool = _flag(
+        False, "resume even if data, seed or batch size have changed", "train"
+    )
+    check_every_steps: int = _flag(
+        1000, "steps between checkpoints, metrics and validations", "train", least=1
+    )
+    checkpoint_format: Literal["native", "t5x"] = _flag(
+        "native", "native, or t5x for use with T5X", "train"
+    )
+    max_ckpt: int = _flag(10, "checkpoints to keep", "train", least=1)
+    save_every_steps: int | None = _flag(
+        None, "steps between permanent copies in MODEL_DIR/save", "train", least=1
+    )
+    max_save: int = _flag(3, "best checkpoints to keep per metric", "train eval_wait", least=1)
+    profiler_port: int | None = _flag(
+        None, "port for a profiler server during training", "train", least=1, most=65535
+    )
+    eval_label: str = _flag(
+        "eval", "subdirectory and TensorBoard label of this evaluator", "eval_wait"
+    )
+    check_ckpt_every_secs: int = _flag(
+        60, "seconds between checks for new checkpoints", "eval_wait", least=0
+    )
+    save_high: tuple[str, ...] = _flag(
+        (), "keep the checkpoints highest in these metrics", "train eval_wait"
+    )
+    save_low: tuple[str, ...] = _flag(
+        (), "keep the checkpoints lowest in these metrics", "train eval_wait"
+    )
+    early_stop: str | None = _flag(
+        None, "stop after N validations without improvement: METRIC:N, or METRIC:N:max", "train"
+    )
+    ema: float | None = _flag(
+        None, "decay of the moving average of the parameters", "train plan", least=0, most=1
+    )
+    optimizer: str | None = _flag(
+        None,
+        "optimizer in place of the model's: auto, sphere, muon, amos or one of optax",
+        "train plan",
+    )
+    learning_rate: float | None = _flag(None, "rate of the --optimizer", "train plan", least=0)
+    param_groups: str | None = _flag(
+        None,
+        "other rates by pattern, or freeze: 'bias$=0.01; ^embed=freeze'",
+        "train plan",
+    )
+    lora_rank: int | None = _flag(
+        None, "train low-rank adapters of this rank in place of the weights", _ADAPTED, least=1
+    )
+    lora_where: str | None = _flag(None, "pattern over the weights to adapt", _ADAPTED)
+    lora_alpha: float | None = _flag(
+        None, "scale of the adapters, divided by their rank", _ADAPTED, least=0
+    )
+    lora_base: str | None = _flag(
+        None, "checkpoint with the trained weights to adapt", "train plan"
+    )
+    accumulate: int = _flag(1, "microbatches per update", "train plan", least=1)
+    precision: Literal["float32", "bf16"] = _flag(
+        "float32", "float32, or bf16 to compute in bfloat16", "train plan"
+    )
+    on_nan: Literal["stop", "skip", "count", "ignore"] = _flag(
+        "stop", "what to do on NaN or Inf: stop, skip, count or ignore", "train"
+    )
+    on_slow_save: Literal["wait", "skip"] = _flag(
+        "wait", "if the previous save has not ended: wait for it, or skip the new one", "train"
+    )
+    grace_seconds: float = _flag(
+        60.0, "how long to wait for a save to end after a stop signal", "train", least=0
+    )
+    steps_per_dispatch: str = _flag("auto", "steps sent to the device at once, or auto", "train")
+    mesh: str | None = _flag(None, "sizes of mesh axes, such as data=2,model=4", _ON_DEVICES)
+    num_partitions: int = _flag(1, "size of the mesh's model axis", _ON_DEVICES, least=1)
+    model_parallel_submesh: tuple[str, ...] = _flag(
+        (), "shape of the model axis on the hardware, such as 2,2,1,1", _ON_DEVICES
+    )
+    sharding_rules: str | None = _flag(
+        None, "how parameters are split: PATTERN=AXES; ...", _ON_DEVICES
+    )
+    optimizer_rules: str | None = _flag(
+        None, "how the optimizer state is split: a mesh axis, or rules", _ON_DEVICES
+    )
+    device_memory: str | None = _flag(None, "memory of a device, such as 16GB", "plan")
+    compile_cache: str | None = _flag(
+        None, "directory for compiled programs, or off; in ~/.cache if not set"
+    )
+    profile_steps: str | None = _flag(
+        None, "profile COUNT steps starting at step FIRST, given as FIRST:COUNT", "train"
+    )
+    progress: bool = _flag(True, "show a progress bar; --noprogress hides it", "train")
+    library: Literal["nnx", "linen", "equinox"] | None = _flag(
+        None, "library of the model that `tekoa new` writes; nnx if not set", "new"
+    )
+    long: bool = _flag(False, "write a model file in the long form, for Linen", "new")
+    to: Literal["native", "t5x"] | None = _flag(
+        None, "format that `tekoa convert` writes: native or t5x", "convert"
+    )
+    out: str | None = _flag(None, "file that `tekoa page` writes; - for standard output", "page")
+    json: bool = _flag(
+        False, "print nothing but lines of JSON to standard output", "train eval eval_wait"
+    )
+    coordinator_address: str | None = _flag(
+        None, "HOST:PORT of process 0, or auto to detect a cluster"
+    )
+    num_processes: int | None = _flag(None, "number of processes in the run", least=1)
+    process_id: int | None = _flag(None, "index of this process, counted from 0", least=0)
+    host_timeout_secs: int = _flag(
+        60, "seconds without a heartbeat before a process is considered hung", least=2
+    )
+    logtostderr: bool = _flag(True, "ignored; logs always go to standard error")
+    compat: Literal["jestimator"] | None = _flag(
+        None, "jestimator: run model files that import jestimator unchanged"
+    )
+    overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "RunConfig":
+        """Returns a copy with new defaults for the flags not set on the command line."""
+        unset = {name: value for name, value in defaults.items() if name not in self.given}
+        return dataclasses.replace(self, **unset)
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(RunConfig) if field.metadata}
+FLAG_NAMES = tuple(FIELDS)

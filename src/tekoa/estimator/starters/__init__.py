@@ -1,0 +1,1 @@
+"""The model files that `tekoa new` writes. Users change them: they import public names only."""
