@@ -99,12 +99,27 @@ def test_records_beyond_the_limit_are_lost_and_counted(sink, caplog):
     sink.error = OSError("broken")
     box = Outbox(sink, name="sink", max_pending=3)
     for i in range(5):
+        assert ("New ones are lost" in caplog.text) == (i > 3)
         box.put([i])
+    assert caplog.text.count("New ones are lost") == 1
     assert not box.flush()
     sink.error = None
     box.close()
     assert sink.records == [0, 1, 2]
     assert "2 records could not be written" in caplog.text
+
+
+def test_a_second_loss_is_reported_again(sink, caplog):
+    box = Outbox(sink, name="sink", max_pending=1)
+    for _ in range(2):
+        sink.error = OSError("broken")
+        box.put([0, 1])
+        assert not box.flush()
+        sink.error = None
+        while not box.flush():
+            pass
+    box.close()
+    assert caplog.text.count("New ones are lost") == 2
 
 
 def test_closing_a_broken_sink_ends_and_says_what_is_missing(sink, caplog):

@@ -7,7 +7,7 @@ import pytest
 from support import processes
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
-collect_ignore = ["programs"]
+collect_ignore = ["programs", "fuzz"]
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ def cache(tmp_path_factory):
     }
 
 
-def start_command(directory, cache, mode, *flags):
+def start_command(directory, environment, mode, *flags):
     log = directory.parent / f"{time.monotonic_ns()}.log"
     words = [mode, processes.TINY_MODEL, f"--model_dir={directory}", *flags]
-    return processes.Command(words, log, **cache)
+    return processes.Command(words, log, **environment)
 
 
 @pytest.fixture
@@ -37,8 +37,9 @@ def tekoa(tmp_path, cache):
     """`tekoa("train", flags..., directory="run")` starts the command on the tiny model."""
     commands = []
 
-    def start(mode, *flags, directory="run"):
-        commands.append(start_command(tmp_path / directory, cache, mode, *flags))
+    def start(mode, *flags, directory="run", **environment):
+        environment = {**cache, **environment}
+        commands.append(start_command(tmp_path / directory, environment, mode, *flags))
         return commands[-1]
 
     yield start
@@ -85,26 +86,29 @@ def test_a_signal_saves_and_the_resumed_run_is_exact(tekoa, undisturbed, figure,
     assert seconds < 30
 
 
-def test_tensorboard_after_three_kills_has_every_point_once(tekoa, undisturbed, figure, tmp_path):
+def test_tensorboard_after_four_kills_has_every_point_once(tekoa, undisturbed, figure, tmp_path):
     run, rng = tmp_path / "run", random.Random(3)
-    n_lost, restarts = 0, []
-    for i in range(3):
+
+    def n_lost_before_last_commit():
+        committed = set(range(5, newest(run) + 1, 5))
+        return len(committed - set(steps_shown(run / "train", "train/loss")))
+
+    command = tekoa("train", TEKOA_FAULT_AT="before_tb_flush:3:SIGKILL")
+    assert command.wait()[0] == -signal.SIGKILL
+    n_lost = n_lost_before_last_commit()
+    for until in (15, 30, 45):
         command = tekoa("train", "--module_config.step_seconds=0.02")
-        until = 15 * (i + 1)
         command.wait_until(lambda until=until: newest(run) >= until)
         time.sleep(rng.uniform(0, 0.1))
         command.send(signal.SIGKILL)
         command.wait()
-        restarts.append(newest(run))
-        n_lost += len(
-            set(range(5, restarts[-1] + 1, 5)) - set(steps_shown(run / "train", "train/loss"))
-        )
+        n_lost += n_lost_before_last_commit()
     command = tekoa("train")
     assert command.wait()[0] == 0, command.output()
     expected = list(range(5, 61, 5))
     steps = steps_shown(run / "train", "train/loss")
     missing, twice = len(set(expected) - set(steps)), len(steps) - len(set(steps))
-    figure(kills=3, lost_before_last_commit=n_lost, missing=missing, twice=twice)
+    figure(kills=4, lost_before_last_commit=n_lost, missing=missing, twice=twice)
     assert n_lost == 0
     assert steps == expected
     assert_same_end(run, undisturbed)

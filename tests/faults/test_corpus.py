@@ -49,6 +49,8 @@ CORPUS = {
         "shape of 2**80": archive(x=npy(F8 % "(1048576,) * 4", bytes(8))),
         "objects": archive(x=npy(OBJECT, b"\x80\x04N.")),
         "code as header": archive(x=npy("__import__('os').getpid()")),
+        "open header": archive(x=npy("{'descr': '<f8', ")),
+        "indented header": archive(x=npy("1\n  2\n 3")),
         "no array": archive(x=b"text"),
         "empty archive": archive(),
     },

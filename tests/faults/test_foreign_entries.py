@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tekoa.estimator.cli import main
+from tekoa.store import t5x
 from tekoa.store.commit import commit, paths
 from tekoa.store.commit.lease import held
+from tekoa.store.commit.retention import KeepLast
 from tekoa.store.read import hold
 from tekoa.store.store import Store
 
@@ -90,7 +92,31 @@ def create_directory(path):
     (path / "mine.txt").write_text("mine")
 
 
+def create_t5x(path):
+    path.mkdir()
+    (path / "checkpoint").write_text("not msgpack")
+
+
+def create_incomplete_t5x(path):
+    """A T5X step that lacks a file of an array."""
+    step = int(path.name.rpartition("_")[2])
+    tree = {"target": {"w": np.arange(9.0)}, "state": {"step": step}}
+    t5x.write(path.parent, step, tree, axes={"target": {"w": ()}})
+    (path / "tekoa.manifest").unlink()
+    (path / "target.w" / "0").unlink()
+
+
+def create_copied_t5x(path):
+    """A T5X step under another number."""
+    t5x.write(path.parent, 7, {"target": {"w": np.arange(9.0)}, "state": {"step": 7}})
+    (path.with_name("checkpoint_7") / "tekoa.manifest").unlink()
+    os.rename(path.with_name("checkpoint_7"), path)
+
+
 FOREIGN = {
+    "T5X directory that is none": ("checkpoint_1000", create_t5x),
+    "incomplete T5X step": ("checkpoint_1000", create_incomplete_t5x),
+    "T5X step under another number": ("checkpoint_1000", create_copied_t5x),
     "directory": ("checkpoint_1000", create_directory),
     "file": ("checkpoint_1000", lambda path: path.write_text("mine")),
     "dangling link": ("checkpoint_1000", lambda path: path.symlink_to("nowhere")),
@@ -101,9 +127,18 @@ FOREIGN = {
 @pytest.mark.parametrize(("name", "create"), FOREIGN.values(), ids=FOREIGN.keys())
 def test_foreign_entry_does_not_cost_a_step(run, name, create):
     create(run / name)
-    save(run, 1, 2, 3)
-    assert [n for n in paths.list_steps(run) if n < 1000] == [3]
+    save(run, 1, 2, 3, keep=[KeepLast(2)])
+    assert [n for n in paths.list_steps(run) if n < 1000] == [2, 3]
     assert os.path.lexists(run / name)
+
+
+def test_complete_t5x_step_counts(run):
+    t5x.write(run, 2, {"target": {"w": np.arange(9.0)}, "state": {"step": 2}})
+    (run / "checkpoint_2" / "tekoa.manifest").unlink()
+    save(run, 3, keep=[KeepLast(2)])
+    assert paths.list_steps(run) == [2, 3]
+    save(run, 4, keep=[KeepLast(2)])
+    assert paths.list_steps(run) == [3, 4]
 
 
 def test_committed_step_is_kept_beside_a_higher_one(run):

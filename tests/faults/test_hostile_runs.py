@@ -20,7 +20,7 @@ from support import hostile
 from tekoa.estimator.cli import main
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.store import errors
-from tekoa.store.commit import paths
+from tekoa.store.commit import lease, paths
 from tekoa.store.commit.retention import KeepLast
 from tekoa.store.formats import step as step_lib
 from tekoa.store.store import Store
@@ -128,6 +128,14 @@ def save(directory, step, **options):
         store.wait()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_wait_for_unknown_writers():
+    """The wait itself is tested in `tests/store/commit/test_lease.py`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "STALE_SECONDS", 0.5)
+        yield
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A valid run, and a tree outside of it."""
@@ -181,6 +189,8 @@ def check(world, pieces, commands, capsys):
         except (FileExistsError, NotADirectoryError):
             continue  # A piece lies where another needs a directory.
     before = tree(world / "outside")
+    # The limit ends the process: this file then says in which example.
+    (world / "example.txt").write_text(f"{pieces!r}, {commands}")
     for command in commands:
         faulthandler.dump_traceback_later(MAX_SECONDS, exit=True, file=sys.__stderr__)
         try:

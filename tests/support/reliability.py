@@ -254,7 +254,7 @@ CASES = [
         "TensorBoard after {kills} SIGKILLs and resumes",
         "{missing} points missing, {twice} duplicated, {lost_before_last_commit} points before the "
         "last commit lost",
-        (f"{COMMAND}::test_tensorboard_after_three_kills_has_every_point_once",),
+        (f"{COMMAND}::test_tensorboard_after_four_kills_has_every_point_once",),
     ),
     Case(
         "A26",
@@ -288,9 +288,9 @@ CASES = [
     ),
     Case(
         "A28",
-        "more than 60 hostile formulas",
+        "{cases} hostile formulas",
         "all refused with the column, none executed",
-        ("core/test_formula.py::",),
+        ("core/test_formula.py::test_there_are_at_least_60_hostile_formulas",),
     ),
     Case(
         "A29",
@@ -309,7 +309,7 @@ CASES = [
     Case(
         "",
         "links and foreign entries in the run directory",
-        "never followed, never counted as steps, never removed",
+        "never followed (a step that is a link is read), never counted as steps, never removed",
         ("faults/test_foreign_entries.py::",),
     ),
     Case(

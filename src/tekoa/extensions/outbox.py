@@ -44,7 +44,8 @@ class Outbox:
     """Writes records to a sink in a background thread.
 
     A sink that fails is reported once and tried again every `RETRY_SECONDS`. Meanwhile records
-    are kept, up to `max_pending`; later ones are lost and counted.
+    are kept, up to `max_pending`; later ones are lost, which is reported when it begins and, with
+    their number, when the outbox is closed.
 
     Args:
         sink: Where the records go.
@@ -70,7 +71,7 @@ class Outbox:
         # Records put so far, how many of them are to be synced, and how many are safe (or lost).
         self._n_put = self._n_to_sync = self._n_safe = 0
         self._n_written = self._n_lost = 0
-        self._is_failing = self._is_closing = self._is_closed = False
+        self._is_failing = self._is_losing = self._is_closing = self._is_closed = False
         _outboxes.add(self)
         _register_once(_close_all)
 
@@ -82,8 +83,21 @@ class Outbox:
             n_free = self._max_pending - len(self._pending)
             self._pending.extend(records[:n_free])
             self._n_put += min(len(records), n_free)
+            if len(records) > n_free:
+                self._report_loss()
             self._n_lost += max(0, len(records) - n_free)
             self._work()
+
+    def _report_loss(self) -> None:
+        """Warns when records begin to be lost, once until writing works again."""
+        if not self._is_losing:
+            _log.warning(
+                "%s: %d records are waiting to be written, the limit. New ones are lost until "
+                "writing works again.",
+                self._name,
+                self._max_pending,
+            )
+        self._is_losing = True
 
     def flush(self, timeout_seconds: float = GRACE_SECONDS) -> bool:
         """Waits until all records put so far are safe.
@@ -170,6 +184,7 @@ class Outbox:
             return False
         with self._changed:
             self._n_safe = self._n_written if n_to_sync > self._n_safe else self._n_safe
+            self._is_losing = False
             if self._is_failing:
                 self._is_failing = False
                 _log.warning("%s: writing works again.", self._name)

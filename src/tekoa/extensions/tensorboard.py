@@ -28,6 +28,7 @@ from tekoa.core import files, trees
 from tekoa.core.trees import PyTree
 from tekoa.extensions import outbox
 from tekoa.loop.checkpoint import Checkpoint, as_summary
+from tekoa.store.commit import fault_points
 
 PREFIX = "events.out.tfevents."
 
@@ -194,6 +195,7 @@ class EventFile:
     def sync(self) -> None:
         """Forces the file to disk."""
         if self._file is not None:
+            fault_points.reach("before_tb_flush")
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -21,6 +21,14 @@ def test_row_returns_the_stacked_example():
     assert again["x"].tolist() == [2, 3, 4]
 
 
+@pytest.mark.parametrize("wrap", [lambda rows: rows, lambda rows: {"nested": rows}])
+def test_rows_without_elements_are_split(wrap):
+    batches = stacking.split(wrap({"x": np.zeros((6, 2, 0))}), 3)
+    assert [stacking.map_arrays(np.shape, batch) for batch in batches] == [
+        wrap({"x": (2, 2, 0)})
+    ] * 3
+
+
 def test_scalars_come_back_as_arrays():
     value = stacking.row({"x": np.arange(3)}, 1)["x"]
     assert isinstance(value, np.ndarray)

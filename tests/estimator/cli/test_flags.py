@@ -46,6 +46,7 @@ def test_flags_on_the_command_line_override_the_models_defaults():
         (["--max_ckpt=ten"], ["max_ckpt", "ten"]),
         (["--mode=trian"], ["--mode", "eval_wait", "'trian'"]),
         (["--module_config.a"], ["--module_config.a", "VALUE"]),
+        (["--" + "a" * 5000], ["Unknown flag --aaa", "5002 characters"]),
     ],
 )
 def test_usage_errors_name_the_flag_and_the_value(arguments, words):

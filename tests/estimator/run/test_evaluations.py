@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from tekoa.estimator.run.evaluations import Evaluation, Evaluations
@@ -84,6 +86,11 @@ def test_a_line_that_was_cut_short_is_ignored_with_a_warning(path, caplog):
 
 
 def test_lines_that_are_not_evaluations_are_ignored(path, caplog):
-    path.write_bytes(b'[1]\n{"step": 1}\n\xff\xfe\n{"step":1,"commit":{"x":1},"metrics":{}}\n')
+    valid = {"step": 1, "commit": {"digest": "a"}, "metrics": {}, "wall_time": 1.0}
+    changed = [{"step": 1e999}, {"commit": {"digest": []}}, {"commit": {"digest": "a", "start": 1}}]
+    lines = [json.dumps({**valid, **change}).encode() for change in changed]
+    other = [b"[1]", b'{"step": 1}', b"\xff\xfe", b'{"step":1,"commit":{"x":1},"metrics":{}}']
+    other += [b"[" * 100_000]
+    path.write_bytes(b"\n".join([*lines, *other]) + b"\n")
     assert shown(path) == []
-    assert caplog.text.count("ignored the line") == 4
+    assert caplog.text.count("ignored the line") == 8

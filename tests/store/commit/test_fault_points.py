@@ -1,10 +1,12 @@
 """Fault points: free when unset, exact when set."""
 
+import pathlib
 import signal
 import timeit
 
 import pytest
 
+import tekoa
 from tekoa.store.commit import fault_points
 
 
@@ -12,6 +14,12 @@ def test_unset_variable_costs_almost_nothing(monkeypatch):
     monkeypatch.delenv("TEKOA_FAULT_AT", raising=False)
     seconds = min(timeit.repeat(lambda: fault_points.reach("mid_gc"), number=1000, repeat=3))
     assert seconds / 1000 < 2e-5
+
+
+def test_every_point_is_somewhere_in_the_code():
+    texts = [path.read_text() for path in pathlib.Path(tekoa.__file__).parent.rglob("*.py")]
+    for point in fault_points.POINTS:
+        assert any(f'reach("{point}")' in text for text in texts), point
 
 
 def test_signal_is_sent_the_nth_time(monkeypatch):

@@ -21,7 +21,7 @@ def test_steps_are_described_with_their_problems(tmp_path):
     assert first.metrics == {"loss": 0.5}
     assert first.n_bytes > 4000
     assert "tekoa.json" in second.problem
-    assert third.problem == "has no manifest"
+    assert "has no manifest" in third.problem
     assert inspect.inspect(tmp_path / "checkpoint_1") == [first]
 
 

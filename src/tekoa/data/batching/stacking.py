@@ -87,7 +87,12 @@ def split(rows: Any, n_batches: int) -> list[Any]:
     """
     if type(rows) is dict and not any(isinstance(v, (dict, tuple, list)) for v in rows.values()):
         # A fast path for flat dicts: they are the common case.
-        fields = [array.reshape(n_batches, -1, *array.shape[1:]) for array in rows.values()]
+        fields = [_in_batches(array, n_batches) for array in rows.values()]
         return [dict(zip(rows, batch)) for batch in zip(*fields)]
-    blocks = map_arrays(lambda array: array.reshape(n_batches, -1, *array.shape[1:]), rows)
+    blocks = map_arrays(lambda array: _in_batches(array, n_batches), rows)
     return [map_arrays(lambda array, at=at: array[at], blocks) for at in range(n_batches)]
+
+
+def _in_batches(array: np.ndarray, n_batches: int) -> np.ndarray:
+    # Rows may have no elements, so their number cannot be left to `reshape`.
+    return array.reshape(n_batches, len(array) // n_batches, *array.shape[1:])

@@ -5,6 +5,7 @@ import io
 import math
 import re
 import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -52,13 +53,14 @@ def read_npz(path: str) -> ArrayReader:
     size = files.check_readable(path)
     # All that zipfile and numpy raise for malformed bytes.
     malformed = (ValueError, OSError, EOFError, LookupError, RuntimeError, MemoryError)
+    malformed = (*malformed, SyntaxError, tokenize.TokenError, zipfile.BadZipFile)
     try:
         with files.open_file(path) as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if sum(member.compress_size for member in members) > size:
                 raise ValueError("its members are larger than the file")
             fields = {m.filename.removesuffix(".npy"): _read_member(archive, m) for m in members}
-    except (*malformed, zipfile.BadZipFile, zlib.error, struct.error) as error:
+    except (*malformed, zlib.error, struct.error) as error:
         raise DataError(
             f"{path} is not a valid .npz file of plain arrays: {error}. "
             "Write it again with numpy.savez, without object arrays."

@@ -36,6 +36,12 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], RunConfig]:
         words = absl_flags(["tekoa", *rest])
     except flags.Error as error:
         raise UsageError(_explain(error)) from None
+    except RecursionError:  # By absl's search for a similar name, if a name is very long.
+        longest = max(rest, key=len)
+        raise UsageError(
+            f"Unknown flag {longest[:40]}... ({len(longest)} characters). "
+            "Run `tekoa --help` for a list of flags."
+        ) from None
     return words[1:], dataclasses.replace(config_of(absl_flags), overrides=overrides)
 
 

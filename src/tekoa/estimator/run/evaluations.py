@@ -47,13 +47,16 @@ class Evaluation:
         try:
             fields: dict[str, Any] = json.loads(line)
             metrics = {str(name): float(value) for name, value in fields["metrics"].items()}
+            commit = CommitId(**fields["commit"])
+            if not all(isinstance(text, str) for text in dataclasses.astuple(commit)):
+                raise ValueError(f"the commit is {fields['commit']!r}")
             return cls(
                 step=int(fields["step"]),
-                commit=CommitId(**fields["commit"]),
+                commit=commit,
                 metrics=metrics,
                 wall_time=float(fields["wall_time"]),
             )
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
 
 

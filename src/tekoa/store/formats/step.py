@@ -1,10 +1,8 @@
 """Opening and writing one step, whatever its format."""
 
-import dataclasses
 import functools
 import os
 import pathlib
-import stat
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -12,11 +10,10 @@ from tekoa import hosts
 from tekoa.core import files as files_lib
 from tekoa.core import trees
 from tekoa.store import errors
-from tekoa.store.commit import durable, identity, manifest, paths
-from tekoa.store.formats import arrays_read, arrays_write
+from tekoa.store.commit import identity, manifest, paths
+from tekoa.store.formats import arrays_read, arrays_write, checked
 from tekoa.store.formats.index import Index, OpenStep, read_index, write_index
 from tekoa.store.formats.t5x import step as t5x_step
-from tekoa.store.formats.t5x.tree import is_t5x
 
 Format = Literal["native", "t5x"]
 
@@ -39,26 +36,11 @@ def open_step(
         errors.NewerVersionError: If a later version of Tekoa wrote it.
     """
     path = files_lib.local_path(path)
-    for name, is_dir in durable.walk(path):
-        mode = os.lstat(path / name).st_mode
-        if stat.S_ISLNK(mode):
-            raise errors.UnsafeError(f"{path / name}: is a link; links are not followed.")
-        if not is_dir and not stat.S_ISREG(mode):
-            raise errors.UnsafeError(f"{path / name}: is neither a file nor a directory.")
-    format, commit = "t5x", None
-    try:
-        sealed = manifest.read(path)
-        files = dict(list(sealed.files.items())[part[0] :: part[1]])
-        manifest.check(path, dataclasses.replace(sealed, files=files), verify)
-        format, commit = sealed.format, identity.of_manifest(sealed)
-        if paths.parse_step(path.name) not in (None, sealed.step):
-            raise errors.DamagedError(f"{path}: contains step {sealed.step}; it was renamed.")
-    except FileNotFoundError:
-        # Other programs write T5X steps without a manifest; all other steps must have one.
-        if not is_t5x(path) or (path / paths.INDEX).exists():
-            raise errors.DamagedError(
-                f"{path}: has no manifest, so Tekoa did not commit it, and is not in T5X's format."
-            ) from None
+    sealed = checked.read_manifest(path)
+    checked.check_files(path, sealed, verify=verify, part=part)
+    if sealed is None:
+        t5x_step.check_complete(path)
+    format = "t5x" if sealed is None else sealed.format
     if format == "t5x":
         index, read = t5x_step.open_step(path)
     elif format == "native":
@@ -68,7 +50,8 @@ def open_step(
             f"{path}: the step has the format {format!r}, which this Tekoa does not know. Update "
             "Tekoa to use it; nothing was changed."
         )
-    return OpenStep(index=index, read=read, commit=commit or identity.commit_id(path))
+    commit = identity.commit_id(path) if sealed is None else identity.of_manifest(sealed)
+    return OpenStep(index=index, read=read, commit=commit)
 
 
 def find(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
@@ -87,15 +70,17 @@ def find(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
 
 def is_step(path: pathlib.Path) -> bool:
     """Returns whether `path` is one step rather than a directory of steps."""
-    return (path / paths.MANIFEST).exists() or is_t5x(path)
+    return (path / paths.MANIFEST).exists() or checked.is_t5x(path)
 
 
 def is_committed(path: pathlib.Path) -> bool:
-    """Returns whether a directory is a committed step, by its manifest, or written by T5X."""
+    """Returns whether a directory is a committed step, by its manifest, or by T5X and complete."""
     try:
-        return manifest.read(path).step == paths.parse_step(path.name)
-    except FileNotFoundError:
-        return is_t5x(path) and not (path / paths.INDEX).exists()
+        if (path / paths.MANIFEST).exists():
+            return manifest.read(path).step == paths.parse_step(path.name)
+        checked.check_files(path, checked.read_manifest(path), verify="none")
+        t5x_step.check_complete(path)
+        return t5x_step.open_step(path)[0].step == paths.parse_step(path.name)
     except (errors.StoreError, OSError):
         return False
 

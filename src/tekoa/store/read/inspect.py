@@ -10,6 +10,7 @@ from typing import Any
 from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import durable, manifest, paths
+from tekoa.store.formats import checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,18 +57,14 @@ def inspect(
 def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> StepInfo:
     format, problem, index, n_bytes = "unknown", "", {}, 0
     try:
-        if path.is_symlink():
-            raise errors.UnsafeError(f"{path}: is a link; links are not followed.")
+        # What is not a step may be the top of a large tree, so nothing in it is listed before.
+        sealed = checked.read_manifest(path)
+        format = "t5x" if sealed is None else sealed.format
         n_bytes = sum(_sizes(path))
-        sealed = manifest.read(path)
-        format = sealed.format
-        manifest.check(path, sealed, verify)
+        checked.check_files(path, sealed, verify=verify)
+        if sealed is None:
+            _check_t5x(path)
         index = read_index(path)
-    except FileNotFoundError:
-        if (path / paths.T5X).is_file():
-            format = "t5x"
-        else:
-            problem = "has no manifest"
     except errors.StoreError as error:
         problem = str(error)
     except OSError as error:
@@ -81,6 +78,12 @@ def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> Ste
         meta=index.get("meta", {}),
         metrics=index.get("metrics", {}),
     )
+
+
+def _check_t5x(path: pathlib.Path) -> None:
+    from tekoa.store.formats.t5x import step as t5x_step  # Imports JAX.
+
+    t5x_step.check_complete(path)
 
 
 def _sizes(path: pathlib.Path) -> Iterator[int]:

@@ -75,6 +75,17 @@ def open_step(path: pathlib.Path) -> tuple[Index, Read]:
     return index, functools.partial(_read, path, values)
 
 
+def check_complete(path: pathlib.Path) -> None:
+    """Checks that every array of a step is there; for a step without a manifest.
+
+    Raises:
+        errors.DamagedError: If a file is missing, or does not match the msgpack file.
+    """
+    for value in _flatten(tree.read_tree(path), ()).values():
+        if isinstance(value, zarr.Spec):
+            zarr.check_array(path, value)
+
+
 def _read(
     path: pathlib.Path,
     values: Mapping[trees.Name, Any],

@@ -18,7 +18,7 @@ from tekoa.core import files, trees
 from tekoa.store import errors
 from tekoa.store.commit import commit, manifest, paths
 from tekoa.store.commit.lease import held
-from tekoa.store.formats import arrays_read, leaves
+from tekoa.store.formats import arrays_read, checked, leaves
 from tekoa.store.formats.t5x import msgpack, zarr
 
 _VERSION = 3
@@ -72,26 +72,14 @@ def write(
         return commit.commit(lease, step, write_files, format="t5x", group=hosts.Hosts())
 
 
-def is_t5x(path: pathlib.Path) -> bool:
-    """Returns whether a directory is a step in this format.
-
-    Orbax and TensorFlow also write files named `checkpoint`; those are not T5X's.
-    """
-    file = path / paths.T5X
-    if not file.is_file() or file.is_symlink() or (path / "_METADATA").exists():
-        return False
-    with files.open_regular(file) as opened:
-        return opened.read(21) != b"model_checkpoint_path"
-
-
 def find(path: str | os.PathLike[str], step: int | None = None) -> pathlib.Path:
     """Returns the directory of the step that `read` would read."""
     path = files.local_path(path).absolute()
     if path.is_file() and path.name == paths.T5X:
         path = path.parent
-    if is_t5x(path):
+    if checked.is_t5x(path):
         return path
-    steps = [n for n in paths.list_steps(path) if is_t5x(paths.step_dir(path, n))]
+    steps = [n for n in paths.list_steps(path) if checked.is_t5x(paths.step_dir(path, n))]
     if not steps or (step is not None and step not in steps):
         which = "" if step is None else f" of step {step}"
         raise errors.StoreError(

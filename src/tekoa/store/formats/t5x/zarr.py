@@ -169,12 +169,17 @@ def open_array(directory: pathlib.Path, spec: Spec) -> Any:
     """
     import tensorstore as ts
 
+    check_array(directory, spec)
     folder = directory / spec.path
-    sizes = _file_sizes(directory, folder)
-    _check_zarray(folder, spec, sizes)
     kvstore = {"driver": "file", "path": f"{folder.absolute()}/"}
     opening = ts.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True)
     return arrays_read.finish(opening, str(folder))
+
+
+def check_array(directory: pathlib.Path, spec: Spec) -> None:
+    """Checks the files of an array, without reading its values; raises as `open_array`."""
+    folder = directory / spec.path
+    _check_zarray(folder, spec, _file_sizes(directory, folder))
 
 
 def _file_sizes(directory: pathlib.Path, folder: pathlib.Path) -> dict[str, int]:
