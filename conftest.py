@@ -1,17 +1,35 @@
-"""Eight CPU devices for every test, and the options of the test run."""
+"""Eight CPU devices and programs that compile fast, and the options of the test run."""
 
 import os
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# Tests compile thousands of programs and run each a few times on tiny arrays.
+_FAST_TO_COMPILE = (
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
 
 
 def pytest_addoption(parser):
-    """Adds the option that records the figures of the fault tests."""
+    """Adds the options for optimized programs and for the figures of the fault tests."""
+    parser.addoption(
+        "--optimized",
+        action="store_true",
+        help="compile with all optimizations of XLA, as users do; it takes twice the time",
+    )
     parser.addoption(
         "--record-figures",
         action="store_true",
         help="write the figures of the fault tests to docs/reliability.json",
     )
+
+
+def pytest_configure(config):
+    """Sets the flags of XLA before a test can use a device."""
+    flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+    if not config.option.optimized:
+        flags += _FAST_TO_COMPILE
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()

@@ -83,7 +83,6 @@ def test_a_signal_saves_and_the_resumed_run_is_exact(tekoa, undisturbed, figure,
     assert f"Resuming from step {stopped_at}." in command.output()
     assert_same_end(run, undisturbed)
     figure({"seconds_to_exit": round(seconds, 1)}, exit_code=code, steps_lost=0)
-    assert seconds < 30
 
 
 def test_tensorboard_after_four_kills_has_every_point_once(tekoa, undisturbed, figure, tmp_path):

@@ -142,7 +142,7 @@ def test_file_truncated_while_being_read_raises(tmp_path, small_blocks):
 
 
 @pytest.mark.slow
-def test_ten_million_lines_take_little_time_and_memory(tmp_path):
+def test_ten_million_lines_take_little_memory(tmp_path):
     import subprocess
     import sys
 
@@ -153,16 +153,13 @@ def test_ten_million_lines_take_little_time_and_memory(tmp_path):
                 "".join(f"line {at} with a few words\n" for at in range(start, start + 10**5))
             )
     code = f"""
-import resource, time
+import resource
 from tekoa import data
 import numpy.random
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start = time.process_time()
 batch = next(data.load({str(path)!r}).batches(32, shuffle=True))
-seconds = time.process_time() - start
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 assert len(set(batch["text"].tolist())) == 32
-assert seconds < 2, seconds
 assert grown < 30_000, grown
 """
     subprocess.run([sys.executable, "-c", code], check=True)

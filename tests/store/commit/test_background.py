@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import timeit
 
 import pytest
 
@@ -147,8 +146,3 @@ def test_jobs_of_two_threads_run_one_after_another():
 def test_fatal_after_must_be_positive():
     with pytest.raises(ValueError, match="fatal_after"):
         background.BackgroundSaver(fatal_after=0)
-
-
-def test_poll_is_cheap():
-    saver = background.BackgroundSaver()
-    assert min(timeit.repeat(saver.poll, number=1000, repeat=5)) / 1000 < 2e-6

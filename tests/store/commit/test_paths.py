@@ -1,7 +1,5 @@
 """Names on disk: what counts as a step, and what is ours to remove."""
 
-import timeit
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,8 +51,7 @@ def test_different_names_stay_different_when_joined(first, second):
     assert "/" not in joined[0]
 
 
-def test_a_thousand_steps_are_listed_quickly(tmp_path):
+def test_a_thousand_steps_are_listed_in_order_of_number(tmp_path):
     for step in range(1000):
         (tmp_path / f"checkpoint_{step}").mkdir()
-    assert len(paths.list_steps(tmp_path)) == 1000
-    assert min(timeit.repeat(lambda: paths.list_steps(tmp_path), number=1, repeat=5)) < 0.05
+    assert paths.list_steps(tmp_path) == list(range(1000))
