@@ -53,9 +53,10 @@ def save(
     checkpoint: Checkpoint,
     on_commit: Callable[[int], None] | None = None,
     *,
+    meta: Mapping[str, Any] | None = None,
     replace: bool = False,
 ) -> None:
-    """Starts storing a checkpoint in the background.
+    """Starts storing a checkpoint in the background, with `meta` beside its own facts.
 
     A resumed loop replaces the steps that an earlier start committed after the one it resumed
     from, because they belong to a history that it does not continue. `replace` replaces any
@@ -65,7 +66,11 @@ def save(
     checkpoint_store.save(
         checkpoint.step,
         items_of(checkpoint.state),
-        meta={"data_state": checkpoint.data_state, "facts": dict(checkpoint.facts)},
+        meta={
+            **(meta or {}),
+            "data_state": checkpoint.data_state,
+            "facts": dict(checkpoint.facts),
+        },
         metrics=flat_metrics(checkpoint),
         before_commit=outbox.barrier(),
         on_commit=on_commit,
@@ -113,6 +118,9 @@ class CheckpointFileWriter(StoreWriter):
             new one. The last checkpoint is never skipped.
         run_file: Whether the first call adds this start of the program to `run.json`: command,
             package versions, git commit and a copy of the script.
+
+    Attributes:
+        meta: JSON values to store with every checkpoint.
     """
 
     @accept_aliases(output_dir="directory")
@@ -127,6 +135,7 @@ class CheckpointFileWriter(StoreWriter):
         on_slow_save: Literal["wait", "skip"] = "wait",
         run_file: bool = True,
     ):
+        self.meta: dict[str, Any] = {}
         self._must_record = run_file and hosts.current().is_writer
         rules: list[retention.Rule] = [retention.KeepLast(keep)]
         if keep_every is not None:
@@ -147,7 +156,7 @@ class CheckpointFileWriter(StoreWriter):
         if self._must_record:
             self._must_record = False
             _record_start(self._store.directory, checkpoint)
-        save(self._store, checkpoint)
+        save(self._store, checkpoint, meta=self.meta)
         return checkpoint
 
 

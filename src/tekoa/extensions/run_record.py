@@ -169,16 +169,21 @@ def git_state(directory: pathlib.Path) -> dict[str, Any]:
     return {"commit": commit, "is_dirty": any(not line.startswith("#") for line in lines)}
 
 
-def _copy(path: pathlib.Path, directory: pathlib.Path) -> str | None:
-    """Copies a file under a name with its checksum; returns the name, or None if it is gone."""
+def copy_name(path: pathlib.Path) -> str | None:
+    """Returns the name of a file's copy, which contains a digest; None if it cannot be read."""
     try:
-        content = path.read_bytes()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return None
-    name = f"{path.stem}-{hashlib.sha256(content).hexdigest()[:12]}{path.suffix}"
-    if not (directory / name).exists():
+    return f"{path.stem}-{digest[:12]}{path.suffix}"
+
+
+def _copy(path: pathlib.Path, directory: pathlib.Path) -> str | None:
+    """Copies a file under a name with its checksum; returns the name, or None if it is gone."""
+    name = copy_name(path)
+    if name is not None and not (directory / name).exists():
         directory.mkdir(exist_ok=True)
-        durable.replace(directory / name, content)
+        durable.replace(directory / name, path.read_bytes())
     return name
 
 

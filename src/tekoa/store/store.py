@@ -161,7 +161,7 @@ class Store:
                     snapshot(),
                     json_meta,
                     scores,
-                    identity.start_facts(origin),
+                    {**identity.start_facts(origin), **identity.chain_facts(self.directory, step)},
                     before_commit=before_commit,
                     replace=choice == "replace",
                 )

@@ -36,6 +36,8 @@ class Command:
             returns the exit code.
         requires: Description of the positional arguments, for the error if they are missing.
         flags: The flags to show in the usage line.
+        is_own_parser: Whether the function parses its flags itself: it is called with the
+            arguments as they are. Its module has the usage line and the help text.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Command:
     _: dataclasses.KW_ONLY
     requires: str = "no arguments"
     flags: str = ""
+    is_own_parser: bool = False
 
     @property
     def needs_model(self) -> bool:
@@ -86,8 +89,12 @@ COMMANDS = (
     Command("convert", "SRC DST", "copy a checkpoint into another format",
             "modes.convert:run_convert", requires="a source and a destination",
             flags="--to=native|t5x"),
+    Command("replay", "RUN", "run steps of a run again, and compare the result",
+            "replay.replay:run_replay", is_own_parser=True),
+    Command("verify", "RUN", "prove that a run was made by its code on its data",
+            "replay.verify:run_verify", is_own_parser=True),
     Command("launch", "COMMAND", "run a command in several processes on this machine",
-            "cli.launch:launch"),
+            "cli.launch:launch", is_own_parser=True),
 )
 # fmt: on
 _BY_NAME = {command.name: command for command in COMMANDS}
@@ -123,9 +130,9 @@ def _run(arguments: Sequence[str]) -> int:
     if arguments == ["--version"]:
         print(f"tekoa {tekoa.__version__}")
         return ExitCode.SUCCESS
-    if arguments[0] == "launch":
-        # Most of its flags belong to the command that it launches.
-        return _BY_NAME["launch"].load()(arguments[1:])
+    first = _BY_NAME.get(arguments[0])
+    if first is not None and first.is_own_parser:
+        return first.load()(arguments[1:])
     words, config = flags.parse(arguments)
     if not words:
         name = choose_command(config)
@@ -139,9 +146,9 @@ def _run(arguments: Sequence[str]) -> int:
         raise flags.UsageError(
             f"Unknown command {name!r}.{hint} Run `tekoa --help` for a list of commands."
         )
-    if name == "launch":
-        raise flags.UsageError("launch must be the first argument.")
     command = _BY_NAME[name]
+    if command.is_own_parser:
+        raise flags.UsageError(f"{name} must be the first argument.")
     if unused := flags.unused(config, name):
         raise flags.UsageError(
             f"tekoa {name} does not use {', '.join(unused)}. "
@@ -311,10 +318,9 @@ Exit codes:
 def _help(arguments: Sequence[str]) -> str:
     """Returns the help text of the command in the arguments, or of all commands."""
     name = next((word for word in arguments if word in _BY_NAME), None)
-    if name == "launch":
-        from tekoa.estimator.cli import launch
-
-        return f"Usage: {launch.USAGE}\n\n{launch.__doc__}"
+    if name is not None and _BY_NAME[name].is_own_parser:
+        module = sys.modules[_BY_NAME[name].load().__module__]
+        return f"Usage: {module.USAGE}\n\n{module.__doc__}"
     if name is not None:
         command, text = _BY_NAME[name], flags.help_text(name)
         summary = f"{command.summary[0].upper()}{command.summary[1:]}."

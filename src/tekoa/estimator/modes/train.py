@@ -11,13 +11,11 @@ import jax
 
 from tekoa import hosts
 from tekoa.core import nonfinite
-from tekoa.data import interop
 from tekoa.estimator.cli import output
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file.program import Program, TrainParts, program_of
-from tekoa.estimator.modes import dry_run
+from tekoa.estimator.modes import assemble, dry_run
 from tekoa.estimator.run import cadence, check_log, selection, start
-from tekoa.estimator.run import layout as layout_lib
 from tekoa.estimator.run import run as runs
 from tekoa.extensions import (
     checkpoint_files,
@@ -79,6 +77,7 @@ def _train(run: runs.Run, program: Program) -> int:
         validation = program.validation(parts, loop, stop_flag)
         _check_validation(config, validation)
         _record_start(run, seed, parts, loop)
+        keeper.meta["code"] = runs.code_digests(run)
         stopping = selection.early_stopping(run, loop)
         stages = list(_stages(run, validation, stopping, loop, stop_flag, stack))
         last = None
@@ -173,41 +172,18 @@ def _train_loop(
     stop_flag: StopFlag,
     checkpoint_store: Store | None = None,
 ) -> tuple[TrainParts, train.TrainLoop]:
-    """Builds the loop from the parts of the model file and the flags."""
-    config = run.config
-    if config.train_batch_size % config.accumulate:
-        raise UsageError(
-            f"--accumulate={config.accumulate} must divide --train_batch_size="
-            f"{config.train_batch_size}."
+    """Builds the loop, which starts from what the flags request."""
+
+    def make_reader(parts: TrainParts, data_state: Any) -> start.StartReader:
+        return start.StartReader(
+            run,
+            parts.model,
+            optimizer=parts.optimizer,
+            data_state=data_state,
+            checkpoint_store=checkpoint_store,
         )
-    batches = program.train_batches(seed)
-    parts = program.train_parts(batches, layout_lib.layout_of(run))
-    reader = start.StartReader(
-        run,
-        parts.model,
-        optimizer=parts.optimizer,
-        data_state=interop.position(batches),
-        checkpoint_store=checkpoint_store,
-    )
-    loop = train.TrainLoop(
-        reader,
-        parts.task,
-        layout=parts.layout,
-        n_steps=_n_steps(config, batches),
-        n_steps_per_checkpoint=cadence.steps_between(
-            config.check_every_steps, config.save_every_steps
-        ),
-        rng=jax.random.key(seed),
-        accumulate=config.accumulate,
-        ema=config.ema,
-        precision=config.precision,
-        on_nan=config.on_nan,
-        steps_per_dispatch=_steps_per_dispatch(config),
-        grads=False,
-        stop_flag=stop_flag,
-        stdout=True,
-    )
-    return parts, loop
+
+    return assemble.training_loop(run, program, seed, make_reader=make_reader, stop_flag=stop_flag)
 
 
 def _step_trace(run: runs.Run, stack: contextlib.ExitStack) -> profiler.StepTrace | None:
@@ -306,19 +282,3 @@ def print_metrics(config: RunConfig, step: int, metrics: Mapping[str, float]) ->
         return
     for name, value in metrics.items():
         print(f"{name} at step {step}: {value:.6g}", flush=True)
-
-
-def _n_steps(config: RunConfig, batches: Any) -> int | None:
-    # A loaded step does not count batches from the start of the data: training ends with them.
-    n_batches = None if config.train_load_step else batches.n_batches
-    ends = (n for n in (config.max_train_steps, n_batches) if n is not None)
-    return min(ends, default=None)
-
-
-def _steps_per_dispatch(config: RunConfig) -> Any:
-    text = config.steps_per_dispatch
-    if text != "auto" and not (text.isdigit() and int(text)):
-        raise UsageError(
-            f"--steps_per_dispatch must be 'auto' or an integer of at least 1, got {text!r}."
-        )
-    return text if text == "auto" else int(text)

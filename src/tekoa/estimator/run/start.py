@@ -60,24 +60,24 @@ class StartReader:
         self._config, self._model_dir = run.config, run.model_dir
         self._optimizer, self._data_state = optimizer, data_state
 
-    def restore(self, form: TrainState) -> Restored | None:
-        """Returns the state to start from, with the structure of `form`; None: from scratch."""
+    def restore(self, fresh: TrainState) -> Restored | None:
+        """Returns the state to start from, with the structure of `fresh`; None: from scratch."""
         requested = self._config.checkpoint_path
         if requested is None:
-            return self._resume_run(form)
+            return self._resume_run(fresh)
         path = self._find_requested(requested)
         is_inside = rewind.is_inside(self._model_dir, path or requested)
         is_rewinding = is_inside and self._config.train_load_step
         is_rewound = is_rewinding and rewind.is_done(self._model_dir, requested)
         if path is not None and is_rewinding and not is_rewound:
-            restored = self._resume_step(path, form)
+            restored = self._resume_step(path, fresh)
             # Only now: a step that does not fit the model must leave the run as it was.
             if self._store is not None:
                 rewind.rewind(self._store, path, requested)
             return restored
         if path is not None and is_inside and self._is_ahead(path):
-            return self._resume_step(path, form)
-        restored = self._resume_run(form)
+            return self._resume_step(path, fresh)
+        restored = self._resume_run(fresh)
         if restored is None and path is not None:
             return Restored(
                 state=lambda fresh: self._warm_start(path, fresh), data_state=self._data_state

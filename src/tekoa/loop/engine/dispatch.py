@@ -89,8 +89,7 @@ class Dispatcher:
             step: Completed steps.
             n_steps: How many of them ran since the previous checkpoint.
         """
-        is_long_enough = n_steps > min(_CANDIDATES)
-        return self.steps_per_dispatch is None and step >= _FIRST_STEP and is_long_enough
+        return self.steps_per_dispatch is None and is_choice_due(step, n_steps)
 
     def choose(self, leaves: Leaves, batch: Any, n_steps: int) -> str:
         """Measures single and grouped steps on copies of a state, and adopts the faster.
@@ -143,6 +142,11 @@ class Dispatcher:
                 return 1.0  # Far too long; the exact value does not matter.
         jax.block_until_ready(leaves)
         return (time.perf_counter() - start) / n_steps
+
+
+def is_choice_due(step: int, n_steps: int) -> bool:
+    """Whether a run that has not chosen yet does so at a checkpoint; see `Dispatcher`."""
+    return step >= _FIRST_STEP and n_steps > min(_CANDIDATES)
 
 
 @jax.jit

@@ -12,6 +12,7 @@ import pathlib
 import uuid
 from typing import Any
 
+from tekoa.store import errors
 from tekoa.store.commit import durable, manifest, paths, retention
 
 
@@ -73,6 +74,21 @@ def start_facts(parent: str) -> dict[str, Any]:
         parent: See `CommitId.parent`.
     """
     return {"start": start_id(), **({"parent": parent} if parent else {})}
+
+
+def chain_facts(directory: pathlib.Path, step: int) -> dict[str, Any]:
+    """Returns the facts of a manifest that name the step before: its number and its digest.
+
+    So a step that was exchanged or removed later is noticed, without reading any array.
+    """
+    before = max((n for n in paths.list_steps(directory) if n < step), default=None)
+    if before is None:
+        return {}
+    try:
+        sealed = manifest.read(paths.step_dir(directory, before))
+    except (OSError, errors.StoreError):
+        return {}  # Not written by Tekoa, or damaged.
+    return {"previous": {"step": before, "digest": sealed.digest}}
 
 
 def start_id() -> str:

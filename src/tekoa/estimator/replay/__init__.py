@@ -1,0 +1,1 @@
+"""Runs steps of a recorded run again: replay, verify, compare two runs, find a NaN."""

@@ -1,0 +1,256 @@
+"""Runs steps of a run again, from its checkpoints, without changing anything there.
+
+A step is a function of the state, the batch and the programs that XLA compiled, so a replayed
+segment has the bits of the run if the same programs run on the same steps. That is why a segment
+is divided where another start of the run took over, and where the run chose its number of steps
+per dispatch.
+"""
+
+import dataclasses
+import itertools
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tekoa.core import files
+from tekoa.core.state import TrainState
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.model_file.program import TrainParts, program_of
+from tekoa.estimator.modes import assemble
+from tekoa.estimator.replay.record import RunRecord, read_record
+from tekoa.estimator.run import run as runs
+from tekoa.extensions import checkpoint_files
+from tekoa.loop.checkpoint import Checkpoint
+from tekoa.loop.engine import dispatch
+from tekoa.loop.task import Restored, StateReader
+from tekoa.loop.train import TrainLoop
+from tekoa.store.commit import paths
+from tekoa.store.formats import step as steps
+from tekoa.store.read import restore as restore_lib
+
+# `read(model)` stands in for the model of a `TrainLoop`, and starts it where the replay begins.
+Read = Callable[[Any], StateReader]
+MakeLoop = Callable[[Read], TrainLoop]
+
+_SAVED = "save"
+
+
+class ReplayError(UsageError):
+    """A segment cannot be replayed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _StoredReader:
+    """Starts a loop from a stored step."""
+
+    target: Any
+    path: pathlib.Path
+
+    def restore(self, fresh: TrainState) -> Restored:
+        opened = restore_lib.open_together(self.path)
+        items = checkpoint_files.items_of(fresh)
+        loaded = restore_lib.restore_step(opened, items, zeros_if_missing=("sums",))
+        return checkpoint_files.restored_of(loaded)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _MemoryReader:
+    """Starts a loop where another one ended; `checkpoint=None` starts from scratch."""
+
+    target: Any
+    checkpoint: Checkpoint | None
+
+    def restore(self, fresh: TrainState) -> Restored | None:
+        del fresh
+        before = self.checkpoint
+        if before is None:
+            return None
+        return Restored(state=before.state, data_state=before.data_state, facts=before.facts)
+
+
+class Replayer:
+    """Runs steps of a run again.
+
+    Args:
+        directory: The directory of the run.
+        make_loop: For runs of a program of one's own: `make_loop(read)` returns the `TrainLoop`
+            of the run, with `read(model)` in the place of its model. By default the loop is built
+            from `run.json`, which `tekoa train` writes.
+
+    Attributes:
+        directory: The directory of the run, as an absolute path.
+        record: What `run.json` says; None with `make_loop`.
+        stored: The directory of each committed step, by step.
+
+    Raises:
+        UsageError: If there is no such run, or its record does not say how to build the loop.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], make_loop: MakeLoop | None = None):
+        self.directory = files.local_path(directory).absolute()
+        self.record: RunRecord | None = None if make_loop else read_record(self.directory)
+        self._make_loop = make_loop
+        self.stored = _stored_steps(self.directory)
+
+    def nearest(self, step: int) -> int:
+        """Returns the last stored step that is not after `step`; 0 if there is none."""
+        return max((n for n in self.stored if n <= step), default=0)
+
+    def differences(self, step: int) -> list[str]:
+        """Describes what differs between this machine and the start that produced a step."""
+        return [] if self.record is None else self.record.start_of(step).differences()
+
+    @property
+    def starts_from_scratch(self) -> bool:
+        """Whether step 0 can be made again, even if it is not stored."""
+        if self.record is None:
+            return True
+        return self.record.starts[0].facts["flags"].get("checkpoint_path") is None
+
+    def states(self, start: int, stops: Sequence[int]) -> Iterator[Checkpoint]:
+        """Replays from a stored step, and yields the checkpoint at each of `stops`.
+
+        Args:
+            start: A stored step, or 0.
+            stops: Steps after it, in order.
+
+        Raises:
+            ReplayError: If the segment cannot be replayed.
+        """
+        loop = self._loop_at(start)
+        changes = self._changes(loop, start, stops[-1])
+        for step in sorted({*stops, *changes}):
+            checkpoint = _advance(loop, step, is_stop=step in self.stored)
+            if step in stops:
+                yield checkpoint
+            if step in changes:
+                n = self._steps_per_dispatch(step, loop.n_steps_per_checkpoint)
+                facts = {**checkpoint.facts, "steps_per_dispatch": n}
+                loop = self._loop_at(step, dataclasses.replace(checkpoint, facts=facts))
+
+    def run(self, start: int, stop: int) -> Checkpoint:
+        """Replays from a stored step and returns the checkpoint at `stop`."""
+        if start == stop:
+            return self._loop_at(start).checkpoint()
+        (last,) = self.states(start, [stop])
+        return last
+
+    def loop_at(self, step: int) -> TrainLoop:
+        """Returns the loop of the run at a step, replayed from the nearest stored one."""
+        start = self.nearest(step)
+        return self._loop_at(step, None if start == step else self.run(start, step))
+
+    def _changes(self, loop: TrainLoop, start: int, last: int) -> set[int]:
+        """Returns the steps within a segment at which the run went on with other programs."""
+        changes = set() if self.record is None else {*self.record.changes_between(start, last)}
+        choice = self._choice(loop.n_steps_per_checkpoint)
+        return changes | ({choice} if start < choice < last else set())
+
+    def _choice(self, every: int) -> int:
+        """Returns the step at which the run chose its steps per dispatch."""
+        starts = [0] if self.record is None else [start.step for start in self.record.starts]
+        for step in itertools.count(every, every):
+            began = max([step - every, *(s for s in starts if s < step)])
+            if dispatch.is_choice_due(step, step - began) or step > max(self.stored, default=0):
+                return step
+        raise AssertionError("The loop above has no end.")
+
+    def _steps_per_dispatch(self, step: int, every: int) -> int:
+        """Returns the number of steps per dispatch that the run used after a step."""
+
+        def chosen(stored: int) -> int | None:
+            return self._facts(stored).get("steps_per_dispatch")
+
+        before = self.nearest(step)
+        if before in self.stored and (n := chosen(before)):
+            return n
+        if step < self._choice(every):
+            return 1
+        return next(filter(None, map(chosen, sorted(n for n in self.stored if n > step))), 1)
+
+    def _facts(self, step: int) -> Mapping[str, Any]:
+        return steps.open_step(self.stored[step], verify="none").index.meta.get("facts", {})
+
+    def _loop_at(self, step: int, checkpoint: Checkpoint | None = None) -> TrainLoop:
+        """Builds the loop at a step: from a checkpoint in memory, a stored step, or scratch."""
+        path = self.stored.get(step)
+        if checkpoint is None and path is None and (step or not self.starts_from_scratch):
+            raise ReplayError(
+                f"{self.directory}: step {step} is not stored, so that nothing can be replayed "
+                f"from there. Stored steps: {sorted(self.stored)}."
+            )
+
+        def read(model: Any) -> StateReader:
+            if checkpoint is None and path is not None:
+                return _StoredReader(target=model, path=path)
+            return _MemoryReader(target=model, checkpoint=checkpoint)
+
+        return self._make_loop(read) if self._make_loop else self._recorded_loop(step, read)
+
+    def _recorded_loop(self, step: int, read: Read) -> TrainLoop:
+        assert self.record is not None
+        start = self.record.start_of(step + 1)
+        run = runs.open_run(start.config())
+
+        def make_reader(parts: TrainParts, data_state: Any) -> StateReader:
+            del data_state
+            return read(parts.model)
+
+        _, loop = assemble.training_loop(
+            run,
+            program_of(run, "train"),
+            start.seed,
+            make_reader=make_reader,
+            stdout=False,
+        )
+        return loop
+
+
+def _stored_steps(directory: pathlib.Path) -> dict[int, pathlib.Path]:
+    """Returns the committed steps of a run, and its permanent copies."""
+    stored = {}
+    for folder in (directory / _SAVED, directory):
+        for step in paths.list_steps(folder):
+            path = paths.step_dir(folder, step)
+            if steps.is_committed(path):
+                stored[step] = path
+    return stored
+
+
+def _advance(loop: TrainLoop, step: int, *, is_stop: bool) -> Checkpoint:
+    """Runs a loop up to a step.
+
+    Args:
+        loop: The loop.
+        step: The step.
+        is_stop: Whether the run itself stopped there, if no regular checkpoint falls on the step.
+            A stop runs other programs than a regular checkpoint.
+    """
+    is_regular = step % loop.n_steps_per_checkpoint == 0 or step == loop.n_steps
+    if is_stop and not is_regular:
+        n = loop.facts["steps_per_dispatch"] or 1
+        loop.stop_flag = _StopBefore(loop, step - n)
+    checkpoint = loop.checkpoint()
+    try:
+        while loop.step < step:
+            is_stopping = loop.stop_flag is not None
+            checkpoint = loop.next_checkpoint() if is_stopping else next(loop.until(step))
+    except StopIteration:
+        raise ReplayError(f"The data ended at step {loop.step}, before step {step}.") from None
+    loop.stop_flag = None
+    if loop.step > step:
+        raise ReplayError(
+            f"Step {step} is within a group of steps that ran at once, up to step {loop.step}."
+        )
+    return checkpoint
+
+
+class _StopBefore:
+    """Set once a loop is at a step: it then runs what it has read, and ends."""
+
+    def __init__(self, loop: TrainLoop, step: int):
+        self._loop, self._step = loop, step
+
+    def is_set(self) -> bool:
+        return self._loop.step >= self._step

@@ -1,0 +1,192 @@
+"""`tekoa verify` proves that a run was made by its recorded code on its data.
+
+Segments between two checkpoints, chosen at random, are trained again and compared with the next
+checkpoint bit by bit: weights, optimizer state, randomness and data position. Without training
+anything, the command also follows the chain of checkpoints: each one names the digest of the one
+before and of the code.
+
+Flags:
+  --fraction=F  which part of the steps to train again (default: 0.05; at least one segment)
+  --seed=N      choose the same segments again; by default they cannot be foreseen
+
+Exit codes: 0 if everything agrees, 65 if something differs.
+
+Example: tekoa verify runs/mnist --fraction=0.2
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tekoa.data import DataError
+from tekoa.estimator.cli.exit_codes import ExitCode
+from tekoa.estimator.replay import arguments as arguments_lib
+from tekoa.estimator.replay.replay import difference_from_stored
+from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
+from tekoa.store import errors
+from tekoa.store.commit import manifest
+from tekoa.store.formats import step as steps
+
+USAGE = "tekoa verify RUN [--fraction=F] [--seed=N]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was checked, and what is wrong.
+
+    Attributes:
+        segments: The segments that were trained again: first and last step.
+        n_steps: Steps between the first and the last checkpoint.
+        faults: What does not agree, one line each.
+        seed: Chooses the same segments again.
+    """
+
+    segments: list[tuple[int, int]]
+    n_steps: int
+    faults: list[str]
+    seed: int
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything agrees."""
+        return not self.faults
+
+
+def verify(
+    directory: str | os.PathLike[str],
+    make_loop: MakeLoop | None = None,
+    *,
+    fraction: float = 0.05,
+    seed: int | None = None,
+) -> Verification:
+    """Trains random segments of a run again and compares them with its checkpoints.
+
+    Args:
+        directory: The directory of the run, which does not change.
+        make_loop: As for `replay`.
+        fraction: Which part of the steps to train again; at least one segment.
+        seed: Chooses the segments; by default they cannot be foreseen.
+
+    Raises:
+        ReplayError: If there are no two checkpoints to compare.
+    """
+    replayer = Replayer(directory, make_loop)
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    damaged = _leave_out_damaged(replayer)
+    segments = list(_segments(replayer))
+    if not segments and damaged:
+        return Verification(segments=[], n_steps=0, faults=damaged, seed=seed)
+    if not segments:
+        raise ReplayError(
+            f"{replayer.directory}: there is nothing to verify: a segment needs two checkpoints, "
+            f"and the stored steps are {sorted(replayer.stored)}."
+        )
+    faults = [*damaged, *_chain_faults(replayer), *_code_faults(replayer)]
+    chosen = _choose(segments, fraction, seed)
+    for first, last in chosen:
+        faults += _segment_faults(replayer, first, last)
+    n_steps = sum(last - first for first, last in segments)
+    return Verification(segments=chosen, n_steps=n_steps, faults=faults, seed=seed)
+
+
+def run_verify(arguments: Sequence[str]) -> int:
+    """Runs the command and returns the exit code."""
+    parser = arguments_lib.Arguments("verify", "RUN")
+    parser.add_argument("--fraction", type=arguments_lib.fraction, default=0.05)
+    parser.add_argument("--seed", type=int)
+    parsed = parser.parse(arguments)
+    replayer = Replayer(parsed.RUN)
+    newest = max(replayer.stored, default=0)
+    arguments_lib.print_differences(replayer.directory, replayer.differences(newest))
+    with arguments_lib.compiled_once():
+        result = verify(parsed.RUN, fraction=parsed.fraction, seed=parsed.seed)
+    n_checked = sum(last - first for first, last in result.segments)
+    print(f"Trained {n_checked} of {result.n_steps} steps again (--seed={result.seed}):")
+    for first, last in result.segments:
+        print(f"  steps {first} to {last}")
+    for fault in result.faults:
+        print(fault)
+    if result.is_good:
+        print("All bits agree: this code on this data made these checkpoints.")
+        return ExitCode.SUCCESS
+    return ExitCode.DAMAGED
+
+
+def _leave_out_damaged(replayer: Replayer) -> list[str]:
+    """Removes the steps that cannot be read from those to verify; returns one line for each."""
+    faults = []
+    for step, path in sorted(replayer.stored.items()):
+        try:
+            steps.open_step(path)
+        except errors.StoreError as error:
+            faults.append(str(error))
+            del replayer.stored[step]
+    return faults
+
+
+def _segments(replayer: Replayer) -> Iterator[tuple[int, int]]:
+    """Yields the pairs of neighbouring steps that can be compared."""
+    stored = sorted(replayer.stored)
+    if stored and stored[0] > 0 and replayer.starts_from_scratch:
+        stored = [0, *stored]
+    yield from itertools.pairwise(stored)
+
+
+def _choose(
+    segments: Sequence[tuple[int, int]], fraction: float, seed: int
+) -> list[tuple[int, int]]:
+    """Chooses segments at random until they contain the requested part of all steps."""
+    wanted = fraction * sum(last - first for first, last in segments)
+    shuffled = list(segments)
+    random.Random(seed).shuffle(shuffled)
+    chosen: list[tuple[int, int]] = []
+    for segment in shuffled:
+        if chosen and sum(last - first for first, last in chosen) >= wanted:
+            break
+        chosen.append(segment)
+    return sorted(chosen)
+
+
+def _segment_faults(replayer: Replayer, first: int, last: int) -> list[str]:
+    try:
+        difference = difference_from_stored(replayer, replayer.run(first, last))
+    except (errors.StoreError, DataError) as error:
+        return [f"Steps {first} to {last}: {error}"]
+    return [f"Steps {first} to {last}: {difference}"] if difference else []
+
+
+def _chain_faults(replayer: Replayer) -> Iterator[str]:
+    """Yields where a checkpoint does not name the one before it."""
+    sealed: dict[int, manifest.Manifest] = {}
+    for step, path in sorted(replayer.stored.items()):
+        with contextlib.suppress(FileNotFoundError):  # Written by another program.
+            sealed[step] = manifest.read(path)
+    for step, own in sealed.items():
+        before = own.facts.get("previous")
+        if before is None or replayer.stored[step].parent != replayer.directory:
+            continue
+        named, digest = before["step"], before["digest"]
+        if named in sealed:
+            if sealed[named].digest != digest:
+                yield (
+                    f"Step {step} was written after another step {named} than the one stored: "
+                    f"that one was exchanged or changed."
+                )
+        elif any(n < named for n in sealed):
+            yield f"Step {named} is missing: step {step} was written after it."
+
+
+def _code_faults(replayer: Replayer) -> Iterator[str]:
+    """Yields the steps that were made by other code than the record says."""
+    if replayer.record is None:
+        return
+    for step, path in sorted(replayer.stored.items()):
+        code: dict[str, Any] = steps.open_step(path, verify="none").index.meta.get("code", {})
+        recorded = replayer.record.start_of(step).facts.get("sources", {})
+        others = {copy for copy in code.values() if copy not in recorded.values()}
+        if others:
+            yield f"Step {step} was made by {sorted(others)}, and run.json says {recorded}."

@@ -1,0 +1,39 @@
+import pathlib
+
+import pytest
+
+from tekoa.estimator.cli.flags import UsageError, parse
+from tekoa.estimator.model_file.program import program_of
+from tekoa.estimator.modes import assemble
+from tekoa.estimator.run import run as runs
+
+TINY = str(pathlib.Path(__file__).parents[1] / "tiny_model.py")
+
+
+def loop_of(*flags):
+    _, config = parse([f"--module_imp={TINY}", "--model_dir=unused", *flags])
+    run = runs.open_run(config)
+    return assemble.training_loop(
+        run, program_of(run, "train"), 0, make_reader=lambda parts, _: parts.model, stdout=False
+    )
+
+
+def test_the_loop_follows_the_flags():
+    parts, loop = loop_of("--max_train_steps=4", "--check_every_steps=6", "--save_every_steps=4")
+    assert (loop.n_steps, loop.n_steps_per_checkpoint) == (4, 2)
+    assert [checkpoint.step for checkpoint in loop] == [2, 4]
+    assert parts.layout is None
+
+
+def test_training_ends_with_the_data():
+    _, loop = loop_of("--train_epochs=1", "--max_train_steps=1000")
+    assert loop.n_steps == 20  # 200 rows in batches of 10.
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [("--accumulate=3", "must divide"), ("--steps_per_dispatch=0", "an integer of at least 1")],
+)
+def test_flags_that_do_not_fit_are_refused(flag, message):
+    with pytest.raises(UsageError, match=message):
+        loop_of(flag)

@@ -1,0 +1,57 @@
+import pytest
+
+import tekoa
+from tekoa.estimator.cli import main
+from tekoa.estimator.replay.segment import ReplayError
+from tekoa.store.formats import index
+from tekoa.testing import assert_trees_equal
+
+
+def test_the_command_replays_and_compares(trained, capsys):
+    assert main.main(["replay", str(trained), "--from=10", "--to=20"]) == 0
+    out = capsys.readouterr().out
+    assert "Replayed steps 10 to 20, loss " in out
+    assert "The result has the same bits as " in out
+
+
+def test_the_loss_is_the_one_that_the_run_recorded(trained, capsys):
+    assert main.main(["replay", str(trained), "--from=10"]) == 0
+    out = capsys.readouterr().out
+    loss = index.read_index(trained / "checkpoint_20").metrics["train/loss"]
+    assert f"loss {loss:.6g}." in out
+
+
+def test_the_result_can_be_saved_elsewhere(trained, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main.main(["replay", str(trained), "--to=15", f"--out={out}"]) == 0
+    assert "Replayed steps 10 to 15" in capsys.readouterr().out
+    saved = tekoa.load_checkpoint(out)
+    assert saved["step"] == 15
+    replayed = tekoa.replay(trained, stop=15)
+    assert_trees_equal(dict(replayed.model_params), saved["model_params"])
+    assert main.main(["replay", str(trained), f"--out={out}"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "does not exist"),
+        (["{run}", "--from=20", "--to=20"], "nothing to replay"),
+        (["{run}", "--frm=2"], "unrecognized arguments: --frm=2"),
+        (["{run}", "--from=-1"], "negative"),
+        ([], "required: RUN"),
+    ],
+)
+def test_mistakes_are_reported(trained, capsys, arguments, message):
+    assert main.main(["replay", *(a.format(run=trained) for a in arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_steps_after_the_end_of_the_data_cannot_be_replayed(trained):
+    with pytest.raises(ReplayError, match="step 0 to step 0"):
+        tekoa.replay(trained, start=0, stop=0)
+
+
+def test_the_help_has_an_example(capsys):
+    assert main.main(["replay", "--help"]) == 0
+    assert "Example: tekoa replay " in capsys.readouterr().out
