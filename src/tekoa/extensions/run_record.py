@@ -39,6 +39,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "flags": dict,
     "given": list,
     "versions": dict,
+    "devices": dict,
     "sources": dict,
     "starts": list,
     "n_steps": (int, type(None)),
@@ -148,6 +149,14 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions_by_name[name] = importlib.metadata.version(name)
     return versions_by_name
+
+
+def devices() -> dict[str, Any]:
+    """Returns the kind and the number of devices. Imports JAX."""
+    import jax
+
+    all_devices = jax.devices()
+    return {"kind": all_devices[0].device_kind, "count": len(all_devices)}
 
 
 def git_state(directory: pathlib.Path) -> dict[str, Any]:

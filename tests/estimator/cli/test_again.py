@@ -42,7 +42,7 @@ def test_a_run_is_repeated_to_the_same_bits_after_its_model_file_has_changed(
     assert main.main([*train, "--train_shuffle_buf=4"]) == 0
     path.write_text("raise ValueError")
     assert main.main(["train", "--again=runs/mine", "--noprogress"]) == 0
-    assert "mine.py has changed since: using the copy" in capsys.readouterr().err
+    assert "mine.py has changed or is gone: using the copy" in capsys.readouterr().err
     first, second = params("runs/mine"), params("runs/mine-again")
     assert all((first[name] == second[name]).all() for name in first)
     record = json.loads((tmp_path / "runs/mine-again/run.json").read_text())
@@ -84,22 +84,23 @@ def test_the_command_line_wins_over_the_record_and_the_record_over_the_model(tmp
 
 
 def test_changes_during_the_run_are_reported(tmp_path, capsys):
+    whole = {"model": "mnist", "random_seed": 4, "versions": {"jax": "0.0.1"}}
     starts = [
-        {"step": 0, "flags": {"ema": None, "json": False}},
+        {"step": 0, "flags": {"ema": None, "json": False}, **whole},
         {"step": 5, "flags": {"ema": None, "json": True}},
         {"step": 9, "flags": {"ema": 0.5, "json": True}},
     ]
-    record_of(tmp_path / "run", starts=starts, versions={"jax": "0.0.1"})
+    record_of(tmp_path / "run", starts=starts)
     again.repeat(flags.parse(["train", f"--again={tmp_path / 'run'}"])[1])
     errors = capsys.readouterr().err
     assert "changed its settings at step 9: using the last ones" in errors
-    assert "jax: 0.0.1 ->" in errors
+    assert "jax was 0.0.1, is " in errors
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("missing", [], "there is no record of a run of `tekoa train`"),
+        ("missing", [], "has no run.json: it is not the directory of a run"),
         ("run", ["--model_dir=run"], "is the run itself"),
     ],
 )

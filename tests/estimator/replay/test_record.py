@@ -5,6 +5,7 @@ import pytest
 
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.replay import record
+from tekoa.estimator.run import run as runs
 
 
 def test_the_start_of_a_step_is_the_last_one_that_began_before_it(tmp_path):
@@ -21,7 +22,7 @@ def test_the_start_of_a_step_is_the_last_one_that_began_before_it(tmp_path):
 
 def test_the_flags_of_a_start_are_those_that_trained(trained):
     start = record.read_record(trained).start_of(40)
-    config = start.config()
+    config = runs.open_run(start.config()).config
     assert (config.train_batch_size, config.max_train_steps) == (8, 40)
     assert config.model_dir == str(trained)
     assert start.seed == 3
@@ -51,9 +52,10 @@ def test_other_packages_and_devices_are_reported(trained):
     start = record.read_record(trained).starts[0]
     facts = {**start.facts, "versions": {"jax": "0.1"}, "devices": {"kind": "TPU", "count": 4}}
     old = record.Start(directory=trained, step=0, facts=facts)
-    jax_line, device_line = old.differences()
-    assert jax_line.startswith("jax was 0.1, is ")
-    assert "TPU" in device_line
+    (line,) = old.differences()
+    assert line.startswith("jax was 0.1, is ")
+    (line,) = old.device_differences()
+    assert "TPU" in line
 
 
 def test_a_directory_without_a_record_is_refused(tmp_path):

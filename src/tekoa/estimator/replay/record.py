@@ -1,4 +1,4 @@
-"""What `run.json` says about a run: which settings produced which steps."""
+"""What `run.json` says about a run: which settings produced which steps. Imports no JAX."""
 
 import dataclasses
 import os
@@ -7,23 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from tekoa.core import files
-from tekoa.estimator.cli.flags import RunConfig, UsageError
-from tekoa.estimator.run import run as runs
+from tekoa.estimator.cli.run_config import FIELDS, FLAG_NAMES, RunConfig, UsageError
 from tekoa.extensions import run_record
 
 # Packages that can change the result of a step.
 _ARITHMETIC = ("tekoa", "python", "jax", "jaxlib", "numpy", "optax", "flax", "equinox", "haiku")
-# Flags that say where and how a command runs, not what it computes.
-_NOT_REPLAYED = {
-    "checkpoint_path": None,
-    "train_load_step": False,
-    "dry_run": False,
-    "profile_steps": None,
-    "profiler_port": None,
-    "coordinator_address": None,
-    "num_processes": None,
-    "process_id": None,
+# Where and how a command runs, not what it computes.
+NOT_REPEATED = {
+    *("again", "compile_cache", "coordinator_address", "host_timeout_secs", "json", "mode"),
+    *("model_dir", "num_processes", "process_id", "profile_steps", "profiler_port", "progress"),
 }
+# A replay starts from checkpoints of the run itself.
+_NOT_REPLAYED = NOT_REPEATED | {"checkpoint_path", "train_load_step", "dry_run"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,63 +40,84 @@ class Start:
         """The seed of the run."""
         return self.facts["random_seed"]
 
-    def config(self) -> RunConfig:
-        """Returns the flags of this start, with the model file as it was.
+    @property
+    def overrides(self) -> dict[str, str]:
+        """The settings of the model that were changed on the command line."""
+        return self.facts["flags"].get("overrides", {})
+
+    def flags(self) -> dict[str, Any]:
+        """Returns the flags that were set, with the model file as it was.
+
+        All others have the defaults of the model file.
 
         Raises:
             UsageError: If the model file has changed and there is no copy of it.
         """
-        defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
-        recorded = {n: v for n, v in self.facts["flags"].items() if n in defaults}
-        # Earlier versions did not record which flags were set.
-        changed = [n for n, v in recorded.items() if v != defaults[n]]
-        given = frozenset(self.facts.get("given", changed)) & defaults.keys()
-        values: dict[str, Any] = {
-            **{n: tuple(v) if isinstance(v, list) else v for n, v in recorded.items()},
-            **_NOT_REPLAYED,
-            "model_dir": str(self.directory),
-            "module_imp": self._file(recorded["module_imp"]),
-            "module_config": self._file(recorded.get("module_config")),
+        recorded: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.facts["flags"].items()
+            if name in FLAG_NAMES
         }
-        return RunConfig(**values, given=given - _NOT_REPLAYED.keys())
+        # Earlier versions did not record which flags were set.
+        changed = [name for name, value in recorded.items() if value != FIELDS[name].default]
+        given = recorded.keys() & set(self.facts.get("given", changed))
+        return {
+            **{name: recorded[name] for name in given},
+            **{name: self._file(recorded.get(name)) for name in ("module_imp", "module_config")},
+        }
+
+    def config(self) -> RunConfig:
+        """Returns the flags for a replay in the same directory.
+
+        Raises:
+            UsageError: If the model file has changed and there is no copy of it.
+        """
+        flags = {name: value for name, value in self.flags().items() if name not in _NOT_REPLAYED}
+        return RunConfig(
+            **{**flags, "model_dir": str(self.directory), "progress": False},
+            overrides=self.overrides,
+            given=frozenset(flags),
+        )
 
     def _file(self, name: str | None) -> str | None:
         """Returns the file to import: the original if it is unchanged, else the recorded copy."""
         if name is None or not name.endswith(".py"):
             return name
-        copy = self._copy(name)
-        if copy is None or run_record.copy_name(pathlib.Path(name)) == copy.name:
-            return name
-        if not copy.is_file():
-            raise UsageError(
-                f"{name} has changed since the run was trained, and its copy {copy} is missing. "
-                "Restore one of the two to replay the run."
-            )
-        return str(copy)
-
-    def _copy(self, name: str) -> pathlib.Path | None:
-        """Returns the recorded copy of a source file."""
-        for path, copy in self.facts.get("sources", {}).items():
-            if copy is not None and pathlib.Path(path).name == pathlib.Path(name).name:
-                return self.directory / run_record.SOURCE_DIR / copy
-        return None
+        for original, copy in self.facts.get("sources", {}).items():
+            path = pathlib.Path(original)
+            if copy is None or path.name != pathlib.Path(name).name:
+                continue
+            if run_record.copy_name(path) == copy:
+                return original
+            stored = self.directory / run_record.SOURCE_DIR / copy
+            if not stored.is_file():
+                raise UsageError(
+                    f"{original} has changed since {self.directory} was trained, and its copy "
+                    f"{stored} is missing. Restore one of the two."
+                )
+            return str(stored)
+        return name
 
     def differences(self) -> list[str]:
         """Describes what differs between the record and this machine, one line each."""
         lines = []
         for path, copy in self.facts.get("sources", {}).items():
             if copy is not None and copy != run_record.copy_name(pathlib.Path(path)):
-                lines.append(f"{path} has changed or is gone; the copy of the run is {copy}.")
+                lines.append(f"{path} has changed or is gone: using the copy of the run, {copy}.")
         recorded, installed = self.facts.get("versions", {}), run_record.versions()
         lines += [
             f"{name} was {recorded[name]}, is {installed.get(name, 'not installed')}."
             for name in _ARITHMETIC
             if name in recorded and recorded[name] != installed.get(name)
         ]
-        devices = self.facts.get("devices")
-        if devices is not None and devices != runs.device_facts():
-            lines.append(f"The devices were {devices}, are {runs.device_facts()}.")
         return lines
+
+    def device_differences(self) -> list[str]:
+        """Describes how the devices differ, in one line at most. Imports JAX."""
+        recorded = self.facts.get("devices", run_record.devices())
+        if recorded == run_record.devices():
+            return []
+        return [f"The devices were {recorded}, are {run_record.devices()}."]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

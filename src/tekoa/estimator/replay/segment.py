@@ -99,7 +99,10 @@ class Replayer:
 
     def differences(self, step: int) -> list[str]:
         """Describes what differs between this machine and the start that produced a step."""
-        return [] if self.record is None else self.record.start_of(step).differences()
+        if self.record is None:
+            return []
+        start = self.record.start_of(step)
+        return [*start.differences(), *start.device_differences()]
 
     @property
     def starts_from_scratch(self) -> bool:

@@ -249,14 +249,6 @@ def end_training(run: Run, step: int) -> None:
         durable.replace(run.model_dir / END_FILE, json.dumps({"step": step}).encode())
 
 
-def device_facts() -> dict[str, Any]:
-    """Returns the kind and number of devices, which `run.json` records."""
-    import jax
-
-    devices = jax.devices()
-    return {"kind": devices[0].device_kind, "count": len(devices)}
-
-
 def _facts(run: Run, seed: int) -> dict[str, Any]:
     flags = dataclasses.asdict(run.config)
     settings = run.settings.to_dict() if hasattr(run.settings, "to_dict") else run.settings
@@ -265,7 +257,7 @@ def _facts(run: Run, seed: int) -> dict[str, Any]:
     return {
         "random_seed": seed,
         "model": run.module.__name__,
-        "devices": device_facts(),
+        "devices": run_record.devices(),
         "settings": settings,
         "flags": {name: value for name, value in flags.items() if name != "given"},
         "given": sorted(run.config.given),
