@@ -27,8 +27,10 @@ from tekoa.core.state import TrainState as TrainState
 from tekoa.core.step import moving_average as moving_average
 from tekoa.data.readers.base import DataError as DataError
 from tekoa.estimator.model_file.experiment import Experiment as Experiment
+from tekoa.estimator.replay.diff import diff as diff
 from tekoa.estimator.replay.replay import replay as replay
 from tekoa.estimator.replay.verify import verify as verify
+from tekoa.estimator.replay.why import why as why
 from tekoa.extensions.best_files import BestFileReader as BestFileReader
 from tekoa.extensions.best_files import BestFileWriter as BestFileWriter
 from tekoa.extensions.best_files import HighestCheckpointFileReader as HighestCheckpointFileReader

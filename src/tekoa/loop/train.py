@@ -4,6 +4,7 @@
 `n_steps_per_checkpoint` and on the last step.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from tekoa._aliases import accept_aliases
 from tekoa.core import nonfinite, objective, trees
 from tekoa.core.model import ModelFns, merge_untrained
 from tekoa.core.state import TrainState
+from tekoa.core.step import Step
 from tekoa.loop import initial_state, train_metrics
 from tekoa.loop.checkpoint import Summary
 from tekoa.loop.engine import runner
@@ -103,7 +105,7 @@ class TrainLoop:
     ):
         began = time.perf_counter()
         self.n_steps, self.n_steps_per_checkpoint = n_steps, n_steps_per_checkpoint
-        self._stdout, self._is_stopped, self._on_nan = stdout, False, on_nan
+        self._stdout, self._is_stopped, self._resumed_from = stdout, False, ""
         reader = model if isinstance(model, StateReader) else None
         self._feed = BatchFeed(task.data, task.split)
         self._fns: ModelFns | None = None
@@ -128,7 +130,6 @@ class TrainLoop:
             options=options,
             reader=reader,
         )
-        self._resumed_from = ""
         if restored is not None:
             self._resume(state, restored)
         if isinstance(task, ModelTraining) and task.optimizer_line:
@@ -139,7 +140,7 @@ class TrainLoop:
         self._runner = self._make_runner(
             state, options=options, steps_per_dispatch=steps_per_dispatch, keep_grads=grads
         )
-        self.stop_flag = stop_flag
+        self.stop_flag, self.options = stop_flag, options
         self._setup = {
             "load_seconds": load_seconds,
             "init_seconds": time.perf_counter() - began - load_seconds,
@@ -247,8 +248,7 @@ class TrainLoop:
         return self._merged(self.state.average)
 
     def _merged(self, params: Any) -> Any:
-        state = self.state
-        variables = objective.merge_carry(state.variables, state.carry)
+        variables = objective.merge_carry(self.state.variables, self.state.carry)
         if self._fns is None or self._fns.merge is None:
             return merge_untrained(params, variables)[0]
         return self._fns.merge(params, variables)
@@ -259,6 +259,15 @@ class TrainLoop:
         if self._fns is None:
             raise TypeError("This loop runs the task's own step and has no model functions.")
         return self._fns
+
+    def peek_batch(self) -> Any:
+        """Returns the batch of the next step, without consuming it."""
+        return self._feed.peek()
+
+    def pure_step(self, **changes: Any) -> Step:
+        """Returns the step as a function, with gradients; `changes` are options to change."""
+        options = dataclasses.replace(self.options, **changes)
+        return self._training.make_step(options, keep_grads=True)
 
     def evaluation(
         self, metrics: Mapping[str, Callable[..., Any]], data: Iterable[Any], **options: Any
@@ -337,16 +346,10 @@ class TrainLoop:
             try:
                 checkpoint = self._advance(self._next_target(n_steps))
             except StopIteration:
-                self._report_end_of_data(n_steps)
+                end = f"{self.step}." if n_steps is None else f"{self.step} of {n_steps}."
+                self._report(f"The data ended at step {end}", is_important=n_steps is not None)
                 return
             yield checkpoint
-
-    def _report_end_of_data(self, n_steps: int | None) -> None:
-        if n_steps is None:
-            self._report(f"The data ended at step {self.step}.")
-        elif self.step < n_steps:
-            line = f"The data ended at step {self.step} of {n_steps}."
-            self._report(line, is_important=True)
 
     def _next_target(self, n_steps: int | None) -> int:
         every = self.n_steps_per_checkpoint
@@ -362,16 +365,13 @@ class TrainLoop:
             raise StopIteration("The data has ended.")
         metrics, n_bad = train_metrics.read_metrics(segment, self._runner.state, self._training)
         elapsed = time.perf_counter() - began
-        if n_bad and self._on_nan == "stop":
+        if n_bad and self.options.on_nan == "stop":
             diagnosis = self._runner.roll_back()
             raise nonfinite.NonFiniteError(
                 f"{diagnosis} The loop is back at step {self.step}, the last good one. Lower the "
                 'learning rate, clip gradients, or pass on_nan="skip".'
             )
-        if n_bad:
-            name = "bad_steps" if self._on_nan == "count" else "skipped_steps"
-            metrics["train"][name] = float(n_bad)
-        metrics["train"]["seconds_per_step"] = elapsed / segment.n_steps
+        train_metrics.add_counts(metrics, n_bad, self.options.on_nan, elapsed / segment.n_steps)
         if self.step == target:  # Else a resumed run continues with the sums of this segment.
             self._runner.reset_sums(self._training.empty)
             if choice := self._runner.choose_dispatch(segment):

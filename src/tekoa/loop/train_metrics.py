@@ -2,6 +2,7 @@
 
 import jax
 
+from tekoa.core.nonfinite import OnNan
 from tekoa.core.state import TrainState
 from tekoa.loop.engine.runner import Segment
 from tekoa.loop.task import Training
@@ -31,3 +32,13 @@ def read_metrics(
     if rates:
         metrics["rates"] = {group: float(rate) for group, rate in rates.items()}
     return metrics, int(n_bad)
+
+
+def add_counts(
+    metrics: dict[str, dict[str, float]], n_bad: int, on_nan: OnNan, seconds_per_step: float
+) -> None:
+    """Adds the number of bad steps, if there were any, and the time of a step."""
+    if n_bad:
+        name = "bad_steps" if on_nan == "count" else "skipped_steps"
+        metrics["train"][name] = float(n_bad)
+    metrics["train"]["seconds_per_step"] = seconds_per_step

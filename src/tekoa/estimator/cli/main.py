@@ -93,6 +93,10 @@ COMMANDS = (
             "replay.replay:run_replay", is_own_parser=True),
     Command("verify", "RUN", "prove that a run was made by its code on its data",
             "replay.verify:run_verify", is_own_parser=True),
+    Command("diff", "A B", "find the step in which two runs part, and why",
+            "replay.diff:run_diff", is_own_parser=True),
+    Command("why", "RUN", "explain why a run met NaN or Inf",
+            "replay.why:run_why", is_own_parser=True),
     Command("launch", "COMMAND", "run a command in several processes on this machine",
             "cli.launch:launch", is_own_parser=True),
 )

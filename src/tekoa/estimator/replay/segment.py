@@ -144,6 +144,10 @@ class Replayer:
         start = self.nearest(step)
         return self._loop_at(step, None if start == step else self.run(start, step))
 
+    def resume(self, checkpoint: Checkpoint) -> TrainLoop:
+        """Returns the loop of the run at a checkpoint that `states` yielded."""
+        return self._loop_at(checkpoint.step, checkpoint)
+
     def _changes(self, loop: TrainLoop, start: int, last: int) -> set[int]:
         """Returns the steps within a segment at which the run went on with other programs."""
         changes = set() if self.record is None else {*self.record.changes_between(start, last)}

@@ -1,0 +1,53 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tekoa.estimator.replay import origin
+
+
+def everything(path):
+    return True
+
+
+def test_loops_and_branches_are_followed():
+    def scanned(x):
+        def body(carry, row):
+            return carry, jnp.log(row)
+
+        return jax.lax.scan(body, 0.0, x)[1].sum()
+
+    def looped(x):
+        return jax.lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, 1 / c[1]), (0, x))[1]
+
+    def branched(x):
+        return jax.lax.cond(x[0] > 0, lambda: jnp.sqrt(x), lambda: -jnp.ones(2))
+
+    found = origin.find_origin(scanned, [jnp.array([1.0, 0.0])], everything)
+    assert (found.operation, found.operands) == ("log", ("float32[]: from 0 to 0",))
+    assert origin.find_origin(looped, [jnp.float32(0)], everything).operation == "div"
+    assert origin.find_origin(branched, [jnp.array([1.0, -1.0])], everything).operation == "sqrt"
+    assert origin.find_origin(branched, [jnp.array([-1.0, -1.0])], everything) is None
+
+
+def test_infinity_is_followed_to_where_it_began():
+    def function(x):
+        grown = jnp.exp(x)
+        return grown - grown
+
+    assert origin.find_origin(function, [jnp.float32(1e4)], everything).operation == "exp"
+
+
+def test_an_argument_that_is_not_finite_is_the_origin():
+    found = origin.find_origin(
+        lambda x, y: x * y, [jnp.ones(2), jnp.array([1, np.nan])], everything
+    )
+    assert (found.argument, found.operation) == (1, "")
+
+
+def test_a_gradient_is_told_from_the_value():
+    def function(x):
+        return jax.grad(lambda x: jnp.where(x > 0, jnp.sqrt(x), 0.0))(x)
+
+    found = origin.find_origin(function, [jnp.float32(0)], everything)
+    assert found is not None
+    assert found.file == __file__

@@ -1,0 +1,167 @@
+import dataclasses
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import tekoa
+from tekoa.estimator.cli import main
+
+PATH = pathlib.Path(__file__).parent / "planted.py"
+_spec = importlib.util.spec_from_file_location("planted", PATH)
+planted = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(planted)
+
+
+def line_of(name):
+    """Returns the line that is marked with the name of a fault."""
+    lines = PATH.read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.endswith(f"# HERE: {name}"))
+
+
+def spoil_slot(state):
+    adam, *rest = state.opt_state
+    mu = jax.tree.map(jnp.copy, adam.mu)
+    mu["last"]["kernel"] = mu["last"]["kernel"].at[2].set(jnp.nan)
+    return state.replace(opt_state=(adam._replace(mu=mu), *rest))
+
+
+LIBRARIES = {"linen": planted.Net, "nnx": planted.NnxNet, "equinox": planted.EqxNet}
+QUICK = [("linen", "log_of_zero"), ("nnx", "overflow")]
+FAULTS = [
+    (library, fault)
+    for fault in ("log_of_zero", "division", "overflow", "root_gradient")
+    for library in LIBRARIES
+] + [("linen", "broken_norm"), ("nnx", "all_masked")]
+CASES = [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in FAULTS]
+
+
+@pytest.mark.parametrize(("library", "fault"), CASES)
+def test_the_line_of_a_fault_in_the_model_is_named(tmp_path, library, fault):
+    model = LIBRARIES[library](getattr(planted, fault))
+    make_loop = planted.save_run(tmp_path, model, planted.rows())
+    diagnosis = tekoa.why(tmp_path, make_loop)
+    assert (diagnosis.origin.file, diagnosis.origin.line) == (str(PATH), line_of(fault))
+    assert diagnosis.step == 1
+    assert diagnosis.rows == ()
+    if library == "linen":
+        assert "Net" in diagnosis.origin.layer
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        "nnx",
+        pytest.param("linen", marks=pytest.mark.slow),
+        pytest.param("equinox", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("field", ["x", pytest.param("y", marks=pytest.mark.slow)])
+def test_the_row_with_a_bad_value_is_named(tmp_path, library, field):
+    data = planted.rows(**{field: {5: float("nan")}})
+    make_loop = planted.save_run(tmp_path, LIBRARIES[library](planted.safe_log), data)
+    diagnosis = tekoa.why(tmp_path, make_loop)
+    assert diagnosis.input_name == f"the batch, {field}"
+    loop = make_loop(lambda model: model)
+    for _ in range(diagnosis.step - 1):
+        loop.next_step()
+    bad = jnp.isnan(loop.peek_batch()[field]).any(1)
+    assert diagnosis.rows == tuple(jnp.flatnonzero(bad).tolist())
+    assert "Without these rows the step is finite." in diagnosis.findings
+
+
+@pytest.mark.slow
+def test_a_row_that_overflows_is_named(tmp_path):
+    data = planted.rows(x={3: 1e30})
+    make_loop = planted.save_run(tmp_path, planted.Net(), data)
+    diagnosis = tekoa.why(tmp_path, make_loop)
+    assert len(diagnosis.rows) == 1
+    assert "1e+30" in diagnosis.row_text
+
+
+def test_a_slot_that_is_not_finite_is_named(tmp_path):
+    make_loop = planted.save_run(tmp_path, planted.Net(), planted.rows(), spoil=spoil_slot)
+    diagnosis = tekoa.why(tmp_path, make_loop)
+    assert diagnosis.step == 5
+    assert diagnosis.input_name.startswith("the state, opt_state")
+    assert diagnosis.input_name.endswith("mu/last/kernel")
+
+
+@pytest.mark.slow
+def test_a_loss_and_a_precision_and_a_rate_are_told_apart(tmp_path):
+    make_loop = planted.save_run(
+        tmp_path / "loss", planted.Net(), planted.rows(), loss=planted.log_of_prediction
+    )
+    diagnosis = tekoa.why(tmp_path / "loss", make_loop)
+    assert diagnosis.origin.line == line_of("log_of_prediction")
+    make_loop = planted.save_run(
+        tmp_path / "bf16", planted.Net(planted.cancelled), planted.rows(), precision="bf16"
+    )
+    diagnosis = tekoa.why(tmp_path / "bf16", make_loop)
+    assert diagnosis.origin.line == line_of("cancelled")
+    assert "In float32 the step is finite." in diagnosis.findings
+    make_loop = planted.save_run(
+        tmp_path / "rate", planted.Net(), planted.rows(), optimizer=optax.sgd(1e20)
+    )
+    diagnosis = tekoa.why(tmp_path / "rate", make_loop)
+    assert diagnosis.step > 1
+    assert any("half the learning rate" in line for line in diagnosis.findings)
+
+
+@pytest.mark.parametrize(
+    ("library", "middle"),
+    [
+        ("linen", "masked"),
+        *(pytest.param(name, "safe_log", marks=pytest.mark.slow) for name in LIBRARIES),
+        *(pytest.param(name, "masked", marks=pytest.mark.slow) for name in ("nnx", "equinox")),
+    ],
+)
+def test_good_runs_are_not_accused(tmp_path, library, middle):
+    model = LIBRARIES[library](getattr(planted, middle))
+    make_loop = planted.save_run(tmp_path, model, planted.rows())
+    assert str(tekoa.why(tmp_path, make_loop)) == "All steps are finite."
+
+
+def test_steps_that_were_skipped_are_found(tmp_path):
+    data = planted.rows(x={5: float("nan")})
+    make_loop = planted.save_run(tmp_path, planted.Net(), data, on_nan="skip")
+    diagnosis = tekoa.why(tmp_path, make_loop)
+    assert diagnosis.step in (1, 2)  # Both batches of 8 rows are one pass over the 16 rows.
+    assert len(diagnosis.rows) == 1
+
+
+def test_the_command_explains_a_run_that_stopped(train, tmp_path, capsys):
+    directory = tmp_path / "run"
+    assert train(directory, "--module_config.rate=1e30", "--check_every_steps=5") == 76
+    capsys.readouterr()
+    assert main.main(["why", str(directory)]) == 0
+    out = capsys.readouterr().out
+    assert "is not finite: the loss is" in out
+    assert "It began in `" in out
+
+
+def test_the_command_finds_nothing_in_a_good_run(trained, capsys):
+    assert main.main(["why", str(trained)]) == 1
+    assert capsys.readouterr().out == "All steps are finite.\n"
+    assert main.main(["why", str(trained), "--step=7"]) == 0
+    assert "Step 7 is finite." in capsys.readouterr().out
+
+
+def test_a_spike_is_reported_with_the_layer_that_changed(tmp_path):
+    def spoil(state):
+        params = jax.tree.map(jnp.copy, state.params)
+        params["last"]["kernel"] = 100 * params["last"]["kernel"]
+        return state.replace(params=params)
+
+    make_loop = planted.save_run(tmp_path, planted.Net(), planted.rows(), spoil=spoil)
+    loop = make_loop(lambda model: tekoa.CheckpointFileReader(tmp_path, model))
+    writer = tekoa.CheckpointFileWriter(tmp_path, keep=9, run_file=False)
+    for checkpoint in loop.until(8):
+        writer(checkpoint)
+    writer.close()
+    lines = tekoa.why(tmp_path, make_loop).findings
+    assert "Between steps 4 and 8 the loss rose" in lines[0]
+    assert dataclasses.is_dataclass(tekoa.why(tmp_path, make_loop))
