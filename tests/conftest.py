@@ -1,11 +1,19 @@
 """Fixtures of all tests."""
 
+import gc
 import signal
 
 import jax
 import pytest
 
 from support import figures
+
+
+def pytest_collection_finish():
+    """Collects garbage less often, and never looks at imported modules again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,5 +1,6 @@
 """A program of the user's own, started twice."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from support import events
+from support import events, processes
 from tekoa import load_checkpoint
 from tekoa.testing import assert_trees_equal
 
@@ -21,6 +22,7 @@ def run(directory, n_steps):
         text=True,
         check=False,
         timeout=600,
+        env={**os.environ, **processes.compile_cache(directory.parent / "programs")},
     )
     assert process.returncode == 0, process.stderr
     return process.stdout.splitlines()

@@ -3,6 +3,7 @@
 The guide is not part of the project: without it beside the checkout there is nothing to run.
 """
 
+import os
 import pathlib
 import re
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from support import events
+from support import events, processes
 from tekoa import load_checkpoint
 from tekoa.testing import assert_trees_equal
 
@@ -54,6 +55,7 @@ def run(directory, n_steps):
         text=True,
         check=False,
         timeout=600,
+        env={**os.environ, **processes.compile_cache(directory.parent / "programs")},
     )
     assert process.returncode == 0, process.stderr
     return process.stdout.splitlines()

@@ -19,11 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """One compile cache for all commands of this module."""
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    return processes.compile_cache(tmp_path_factory.mktemp("programs"))
 
 
 def start_command(directory, environment, mode, *flags):

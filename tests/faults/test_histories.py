@@ -302,6 +302,6 @@ def test_scores_files_and_points_belong_together(tmp_path, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", range(100, 105))
 def test_scores_files_and_points_belong_together_in_long_histories(tmp_path, seed):
     run_history(tmp_path, seed, 150)

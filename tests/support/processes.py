@@ -29,6 +29,15 @@ def environment(**changes):
     }
 
 
+def compile_cache(directory):
+    """Variables with which processes share compiled programs."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(directory),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 class Command:
     """One call of `tekoa` as a process that writes its output to a file."""
 
