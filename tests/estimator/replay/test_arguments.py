@@ -12,5 +12,5 @@ def test_arguments_are_parsed_and_directories_must_exist(tmp_path):
     with pytest.raises(UsageError, match="'nowhere' does not exist"):
         parser.parse(["nowhere"])
     for text in ("0", "1.5", "-1", "x"):
-        with pytest.raises(UsageError, match="tekoa verify: argument --fraction"):
+        with pytest.raises(UsageError, match="verify: argument --fraction"):
             parser.parse([str(tmp_path), f"--fraction={text}"])

@@ -25,7 +25,8 @@ class Arguments(argparse.ArgumentParser):
             self.add_argument(name)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}. Run `{self.prog} --help`.")
+        command = self.prog.removeprefix("tekoa ")
+        raise UsageError(f"{command}: {message}. Run `{self.prog} --help`.")
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parses the arguments; the directories must exist.

@@ -34,7 +34,7 @@ def first_difference(a: trees.PyTree, b: trees.PyTree) -> Difference | None:
     A NaN equals a NaN of the same bits; 0.0 does not equal -0.0.
 
     >>> print(first_difference({'w': np.zeros(2)}, {'w': np.array([0.0, 1.0])}))
-    Leaf 'w' differs at index (1,): np.float64(0.0) and np.float64(1.0); 1 of 2 entries differ.
+    Leaf 'w' differs at index (1,): 0.0 and 1.0; 1 of 2 entries differ.
     """
     if jax.tree.structure(a) != jax.tree.structure(b):
         structures = f"{jax.tree.structure(a)} and {jax.tree.structure(b)}"
@@ -62,7 +62,7 @@ def _leaf_difference(name: str, x: np.ndarray, y: np.ndarray) -> str | None:
     flat_index = int(np.argmax(differs))
     index = tuple(int(i) for i in np.unravel_index(flat_index, x.shape))
     return (
-        f"Leaf {name!r} differs at index {index}: {x[index]!r} and {y[index]!r}; "
+        f"Leaf {name!r} differs at index {index}: {x[index]} and {y[index]}; "
         f"{int(differs.sum())} of {x.size} entries differ"
     )
 
