@@ -77,7 +77,8 @@ def test_text_is_no_input(tmp_path):
 
 
 def test_a_data_frame_is_a_table_of_columns():
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": Y})
     assert_rows(first_batch(inputs.as_dataset(frame, targets="kind"))[0], X[:4], Y[:4])
 

@@ -67,12 +67,16 @@ def test_all_names_of_the_original_are_in_one_module():
         assert names <= set(vars(module))
 
 
+# Each optimizer with and without jit, with a number and a schedule.
 @pytest.mark.parametrize(
-    ("step_size", "jit"),
-    [("number", True), ("number", False), ("decay", True), ("pieces", False)],
-    ids=["number-jit", "number-plain", "decay-jit", "pieces-plain"],
+    ("case", "step_size", "jit"),
+    [
+        *((case, "decay", True) for case in OPTIMIZERS),
+        *((case, "number", False) for case in OPTIMIZERS),
+        *((case, "number", True) for case in ("momentum", "adam", "sm3")),
+        *((case, "pieces", False) for case in ("momentum", "adam", "sm3")),
+    ],
 )
-@pytest.mark.parametrize("case", OPTIMIZERS)
 def test_updates_match_the_original_bit_for_bit(case, step_size, jit):
     ours, theirs = (
         run(make(case, module, STEP_SIZES[step_size](module)), jit)
