@@ -1,94 +1,146 @@
-"""Measures the cost of an exchange, a save and a restore by the number of processes.
+"""Measures the cost of exchanges, stops, saves and restores by the number of processes.
 
     python bench/hosts.py
 
-The hub's part of an exchange is measured with as many connections as there would be
-processes, all on this machine. Saves and restores are of 64 MB in 16 arrays, split over
-the processes, which share the cores and the disk of one machine. The result is the cost
-of coordination, not the gain of many disks.
+The exchange, and what it costs process 0 that all wait for it, are measured with as many clients
+of JAX's coordination service as there would be processes, spread over a few processes of this
+machine. Stops, saves and restores are of real processes, which share the cores and the disk of
+one machine: 64 MB in 16 arrays, split over them. The result is the cost of coordination, not the
+gain of many disks.
 """
 
+import importlib
 import json
+import os
 import pathlib
-import socket
+import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from tekoa.estimator.cli.launch import free_port
-from tekoa.hosts import hub as hub_lib
 
 N_ROUNDS = 7
 N_ARRAYS, N_ELEMENTS = 16, 1 << 20
+VALUE = "x" * 2000
+CLIENTS_PER_PROCESS = 250
+IDLE_SECONDS = 8
 
 
 def main():
     if len(sys.argv) > 1:
-        work(*sys.argv[1:])
+        kind, *words = sys.argv[1:]
+        {"clients": serve_clients, "store": store, "stop": stop}[kind](*words)
         return
-    print("connections   one exchange")
-    for n in (1, 2, 10, 100, 1000):
-        print(f"{n:11}   {1e3 * exchange_seconds(n):8.2f} ms")
-    print("processes   save   restore   (seconds, median)")
+    print("clients   gather   exchange   (2 kB each, median)   idle: share of a core of process 0")
+    for n in (2, 10, 100, 500, 1000):
+        rows = json.loads(run("clients", n, -(-n // CLIENTS_PER_PROCESS)))
+        gather, exchange, idle = rows
+        print(f"{n:7}   {1e3 * gather:5.0f} ms   {1e3 * exchange:5.0f} ms   {idle:25.1%}")
+    print("processes   save   restore   (seconds, median)   from a signal to the stop of all")
     for n in (1, 2, 4):
-        save, restore = store_seconds(n)
-        print(f"{n:9}   {save:.3f}   {restore:.3f}")
+        with tempfile.TemporaryDirectory() as directory:
+            save, restore = json.loads(run("store", n, n, directory))
+        seconds = json.loads(run("stop", n, n)) if n > 1 else 0.0
+        print(f"{n:9}   {save:.3f}   {restore:.3f}   {seconds:38.1f}")
 
 
-def exchange_seconds(n):
-    """Returns the seconds from the first value sent to the last reply read."""
-    hub = hub_lib.Hub("127.0.0.1", 0, n_processes=n, timeout_seconds=600)
-    peers = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(n)]
-    lines = [peer.makefile("rb") for peer in peers]
-    for index, peer in enumerate(peers):
-        send(peer, hello=index, of=n, pid=1, host="here")
-    for line in lines:
-        hear(line, "welcome")
-    seconds = []
-    for turn in range(N_ROUNDS):
-        start = time.perf_counter()
-        for peer in peers:
-            send(peer, at=f"turn {turn}", value=turn, timeout=600)
-        for line in lines:
-            hear(line, "all")
-        seconds.append(time.perf_counter() - start)
-    for thing in (hub, *lines, *peers):
-        thing.close()
-    return statistics.median(seconds)
-
-
-def send(peer, **message):
-    peer.sendall(json.dumps(message).encode() + b"\n")
-
-
-def hear(lines, kind):
-    # Not parsed: on a cluster each process parses its own line.
-    while f'"{kind}"'.encode() not in lines.readline():
-        pass
-
-
-def store_seconds(n):
-    """Returns the median seconds of a save and of a restore with n processes."""
+def run(kind, n, n_processes, *words):
+    """Runs `kind` in some processes and returns the last line of process 0."""
     port = free_port()
-    with tempfile.TemporaryDirectory() as directory:
-        words = [[str(n), str(index), str(port), directory] for index in range(n)]
-        processes = [
-            subprocess.Popen(
-                [sys.executable, __file__, *word],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            for word in words
-        ]
-        outs = [process.communicate()[0] for process in processes]
-    return json.loads(outs[0].splitlines()[-1])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, kind, *map(str, (n, index, port, *words))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for index in range(n_processes)
+    ]
+    outs = [process.communicate()[0] for process in processes]
+    return outs[0].splitlines()[-1]
 
 
-def work(n, index, port, directory):
-    """Runs one of the processes."""
+def serve_clients(n, index, port):
+    """Runs up to `CLIENTS_PER_PROCESS` clients, each in a thread; the first is process 0."""
+    import jax
+
+    from tekoa import hosts
+    from tekoa.hosts.channel import Channel
+
+    n, index = int(n), int(index)
+    # `hosts.join` connects one client per process, so the clients are created as JAX does.
+    jaxlib = importlib.import_module(jax.distributed.initialize.__module__)._jax
+    address = f"127.0.0.1:{port}"
+    if index == 0:
+        service = jaxlib.get_distributed_runtime_service(address, n)
+    numbers = range(index * CLIENTS_PER_PROCESS, min(n, (index + 1) * CLIENTS_PER_PROCESS))
+    clients = [jaxlib.get_distributed_runtime_client(address, i) for i in numbers]
+    times = {"gather": [], "exchange": []}
+    idle = []
+
+    def work(number, client):
+        client.connect()
+        group = hosts.Hosts(index=number, count=n, channel=Channel(client))
+        for kind, seconds in times.items():
+            for turn in range(N_ROUNDS):
+                group.exchange(f"start of {kind} {turn}")
+                start = time.perf_counter()
+                getattr(group, kind)(f"{kind} {turn}", VALUE)
+                if number == 0:
+                    seconds.append(time.perf_counter() - start)
+        if number == 0:
+            before, start = cpu_seconds(), time.perf_counter()
+            time.sleep(IDLE_SECONDS)
+            idle.append((cpu_seconds() - before) / (time.perf_counter() - start))
+        # The others wait as for a process 0 that is busy.
+        group.exchange("end")
+
+    threads = [
+        threading.Thread(target=work, args=pair) for pair in zip(numbers, clients, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if index == 0:
+        medians = [statistics.median(seconds) for seconds in times.values()]
+        print(json.dumps([*medians, *idle]), flush=True)
+        time.sleep(2)  # The others exit first.
+        del service
+    os._exit(0)
+
+
+def cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def stop(n, index, port):
+    """Measures the seconds from a signal to the last process until all have agreed to stop."""
+    from tekoa import hosts
+
+    n, index = int(n), int(index)
+    group = hosts.join(f"127.0.0.1:{port}", n, index)
+    with hosts.stop_flag() as flag:
+        group.exchange("start")
+        start = time.time()
+        if index == n - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        while not flag.is_set():
+            time.sleep(0.01)
+        ends = group.exchange("end", [start, time.time()])
+    if group.is_writer:
+        print(max(end for _, end in ends) - ends[-1][0], flush=True)
+    group.leave(0)
+
+
+def store(n, index, port, directory):
+    """Measures a save and a restore, in one of the processes."""
     import jax
     import numpy as np
 
@@ -105,18 +157,18 @@ def work(n, index, port, directory):
         for i in range(N_ARRAYS)
     }
     saves, restores = [], []
-    with Store(pathlib.Path(directory)) as store:
+    with Store(pathlib.Path(directory)) as writer:
         for step in range(N_ROUNDS):
             group.exchange("save")
             start = time.perf_counter()
-            store.save(step, {"model_params": tree})
-            store.wait()
+            writer.save(step, {"model_params": tree})
+            writer.wait()
             saves.append(time.perf_counter() - start)
             start = time.perf_counter()
-            store.restore({"model_params": tree})
+            writer.restore({"model_params": tree})
             restores.append(time.perf_counter() - start)
     if group.is_writer:
-        print(json.dumps([statistics.median(saves), statistics.median(restores)]))
+        print(json.dumps([statistics.median(saves), statistics.median(restores)]), flush=True)
     group.leave(0)
 
 

@@ -1,6 +1,6 @@
 """Several processes on loopback, each under a wall-clock limit."""
 
-import socket
+import functools
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from support import events, processes
 from support.processes import TRAIN
 from tekoa import store
+from tekoa.estimator.cli.launch import free_port
 
 
 @pytest.fixture(scope="module")
@@ -43,33 +44,32 @@ def run(start):
     return call
 
 
-@pytest.fixture
-def pair(start):
-    """Starts a command as two processes, as a cluster would, and returns both."""
+@pytest.fixture(scope="module")
+def together(start):
+    """Starts a command as several processes, as a cluster would, and returns them."""
 
-    def begin(*words, env=({}, {}), extra=((), ()), timeout=30):
+    def begin(n, *words, env=None, extra=None, timeout=30, devices=1):
         port = free_port()
         return [
             start(
                 *words,
-                *extra[index],
+                *(extra or {}).get(index, ()),
                 f"--coordinator_address=127.0.0.1:{port}",
-                "--num_processes=2",
+                f"--num_processes={n}",
                 f"--process_id={index}",
                 f"--host_timeout_secs={timeout}",
-                JAX_NUM_CPU_DEVICES="2",
-                **env[index],
+                **{"JAX_NUM_CPU_DEVICES": str(devices), **(env or {}).get(index, {})},
             )
-            for index in range(2)
+            for index in range(n)
         ]
 
     return begin
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def pair(together):
+    """Starts a command as two processes with two devices each, and returns both."""
+    return functools.partial(together, 2, devices=2)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
-"""A5, A26, A27 and a stuck peer: one process of two is stopped, killed or halted."""
+"""A5, A26, A27 and a hung process: one process of two is stopped, killed or suspended."""
 
+import os
+import pathlib
 import re
 import signal
 import socket
@@ -13,7 +15,9 @@ from tekoa.store.formats.step import open_step
 pytestmark = pytest.mark.slow
 
 SLOW = "--module_config.step_seconds=0.1"
-EXIT_STOPPED, EXIT_PEER_LOST, EXIT_USAGE = 75, 69, 2
+EXIT_STOPPED, EXIT_USAGE = 75, 2
+# Noticed by Tekoa, or by JAX, which aborts.
+LOST = (69, -signal.SIGABRT)
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,10 @@ def newest(directory):
     return max(steps, default=-1)
 
 
+def shell_code(code):
+    return code if code >= 0 else 128 - code
+
+
 def test_a5_a_signal_to_one_stops_both_at_the_same_step(pair, directory, figure):
     both = pair(*TRAIN, f"--model_dir={directory}", SLOW)
     both[0].wait_until(has_step(directory, 0))
@@ -50,16 +58,17 @@ def test_a5_a_signal_to_one_stops_both_at_the_same_step(pair, directory, figure)
 
 def test_a26_a_worker_killed_in_a_step_ends_the_other(pair, directory, figure):
     before = newest(directory)
-    both = pair(*TRAIN, f"--model_dir={directory}", SLOW)
+    both = pair(*TRAIN, f"--model_dir={directory}", SLOW, timeout=6)
     both[0].wait_until(has_step(directory, before + 2))
     both[1].popen.kill()
     code, seconds = both[0].wait()
-    assert code == EXIT_PEER_LOST, both[0].output()
-    assert f"process 1 (pid {both[1].popen.pid} on {socket.gethostname()}) disconnected" in (
-        both[0].output()
-    )
+    assert code in LOST, both[0].output()
     assert newest(directory) > before
-    figure({"seconds": round(seconds, 1)}, exit_code=code, partial_commits=0)
+    figure(
+        {"seconds": round(seconds, 1), "exit_code": shell_code(code)},
+        partial_commits=0,
+        limit_seconds=6,
+    )
 
 
 @pytest.mark.parametrize("point", ["mid_write"])
@@ -69,29 +78,35 @@ def test_a26_a_worker_killed_in_a_save_leaves_no_part_of_it(pair, directory, fig
         *TRAIN,
         f"--model_dir={directory}",
         SLOW,
-        env=({}, {"TEKOA_FAULT_AT": f"{point}:1:SIGKILL"}),
+        env={1: {"TEKOA_FAULT_AT": f"{point}:1:SIGKILL"}},
+        timeout=6,
     )
     assert both[1].wait()[0] == -signal.SIGKILL, both[1].output()
     code, seconds = both[0].wait()
-    assert code == EXIT_PEER_LOST, both[0].output()
+    assert code in LOST, both[0].output()
     assert paths.list_steps(directory) == before
     newest(directory)
-    figure({"seconds": round(seconds, 1)}, exit_code=code, partial_commits=0)
+    figure(
+        {"seconds": round(seconds, 1), "exit_code": shell_code(code)},
+        partial_commits=0,
+        limit_seconds=6,
+    )
 
 
-def test_a_hung_worker_is_named_and_given_up(pair, directory, figure):
+def test_a_hung_worker_is_given_up(pair, directory, figure):
     before = newest(directory)
     both = pair(*TRAIN, f"--model_dir={directory}", SLOW, timeout=6)
     both[0].wait_until(has_step(directory, before + 2))
     both[1].popen.send_signal(signal.SIGSTOP)
     code, seconds = both[0].wait()
-    assert code == EXIT_PEER_LOST, both[0].output()
-    assert f"process 1 (pid {both[1].popen.pid}" in both[0].output()
-    assert "hangs: no heartbeat for 6 s" in both[0].output()
+    assert code in LOST, both[0].output()
     both[1].popen.send_signal(signal.SIGCONT)
-    assert both[1].wait()[0] == EXIT_PEER_LOST, both[1].output()
+    assert both[1].wait()[0] in LOST, both[1].output()
     assert newest(directory) > before
-    figure({"seconds": round(seconds, 1)}, exit_code=code, limit_seconds=6)
+    figure(
+        {"seconds": round(seconds, 1), "exit_code": shell_code(code)},
+        limit_seconds=6,
+    )
 
 
 def test_a27_process_0_killed_ends_the_other(pair, directory, figure):
@@ -100,10 +115,9 @@ def test_a27_process_0_killed_ends_the_other(pair, directory, figure):
     both[0].wait_until(has_step(directory, before + 2))
     both[0].popen.kill()
     code, seconds = both[1].wait()
-    assert code == EXIT_PEER_LOST, both[1].output()
-    assert f"process 0 (pid {both[0].popen.pid}" in both[1].output()
+    assert code in LOST, both[1].output()
     assert newest(directory) > before
-    figure({"seconds": round(seconds, 1)}, exit_code=code)
+    figure({"seconds": round(seconds, 1), "exit_code": shell_code(code)})
 
 
 def test_everything_resumed_is_exact(run, pair, alone, directory, assert_close):
@@ -124,6 +138,24 @@ def test_a_run_of_one_process_resumes_as_two(run, pair, alone, home, assert_clos
     line = "Saved on 1 device, now running on data=4 (4 devices) of 2 processes."
     assert line in both[0].output()
     assert_close(home / "grows", alone, 40)
+
+
+def test_launch_restarts_after_kills_and_ends_exactly(start, alone, home, assert_close):
+    directory = home / "restarted"
+    two = ["launch", "--processes=2", "--devices=2", "--grace=1", "--max_restarts=3"]
+    launcher = start(*two, *TRAIN, f"--model_dir={directory}", SLOW)
+    for victim, step in ((1, 5), (0, 15)):
+        launcher.wait_until(has_step(directory, step))
+        os.kill(children(launcher.popen.pid)[victim], signal.SIGKILL)
+    assert launcher.wait()[0] == 0, launcher.output()
+    assert launcher.output().count("tekoa launch: restarting") == 2
+    assert "process 1 failed first, with code 137" in launcher.output()
+    assert_close(directory, alone, 40)
+
+
+def children(pid):
+    """Returns the processes that a process started, in order."""
+    return [int(x) for x in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_second_process_with_the_same_index_is_refused_and_harms_nobody(pair, start, home):
@@ -153,7 +185,7 @@ def test_a_port_in_use_is_reported(run, directory):
 
 def test_processes_with_different_flags_are_reported(pair, directory):
     both = pair(
-        *["eval", TINY_MODEL, f"--model_dir={directory}"], extra=((), ("--eval_batch_size=8",))
+        *["eval", TINY_MODEL, f"--model_dir={directory}"], extra={1: ["--eval_batch_size=8"]}
     )
     assert [process.wait()[0] for process in both] == [EXIT_USAGE] * 2
     line = "process 0 has {'eval_batch_size': '256'}, process 1 has {'eval_batch_size': '8'}"

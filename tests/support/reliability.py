@@ -258,28 +258,28 @@ CASES = [
     ),
     Case(
         "A26",
-        "one of two workers is killed during a step",
-        "the other names it and ends with code {exit_code} after {seconds} s",
+        "one of two workers is killed during a step, limit {limit_seconds} s",
+        "the other ends with code {exit_code} after {seconds} s",
         (f"{PEERS}::test_a26_a_worker_killed_in_a_step_ends_the_other",),
     ),
     Case(
         "A26",
-        "one of two workers is killed during a save",
+        "one of two workers is killed during a save, limit {limit_seconds} s",
         "as above, after {seconds} s; {partial_commits} partial commits",
         (f"{PEERS}::test_a26_a_worker_killed_in_a_save_leaves_no_part_of_it[mid_write]",),
     ),
     Case(
         "",
         "one of two workers is suspended (SIGSTOP), limit {limit_seconds} s",
-        "the other names it and ends with code {exit_code} after {seconds} s; once continued, the "
-        "suspended one ends with the same code and changes nothing",
-        (f"{PEERS}::test_a_hung_worker_is_named_and_given_up",),
+        "the other ends with code {exit_code} after {seconds} s; once continued, the "
+        "suspended one ends too and changes nothing",
+        (f"{PEERS}::test_a_hung_worker_is_given_up",),
         orbax="a hung peer blocks forever",
     ),
     Case(
         "A27",
         "process 0 of two is killed",
-        "the other names it and ends with code {exit_code} after {seconds} s; restarted, both "
+        "the other ends with code {exit_code} after {seconds} s; restarted, both "
         "reach the state of the undisturbed run (within 1e-5)",
         (
             f"{PEERS}::test_a27_process_0_killed_ends_the_other",

@@ -1,5 +1,6 @@
 """A model file that trains in no time. Its settings make it slow, or its data bad."""
 
+import signal
 import time
 
 import jax.numpy as jnp
@@ -30,6 +31,14 @@ ALWAYS = {
     "check_ckpt_every_secs": 1,
 }
 DEFAULTS = ALWAYS
+
+
+def fail(*_):
+    raise OSError("failed as requested")
+
+
+# A test makes a process fail at any point by this signal.
+signal.signal(signal.SIGUSR2, fail)
 
 
 def get_config():

@@ -3,21 +3,60 @@
 Used only by `hosts.join`.
 """
 
-import contextlib
-import ctypes
+import fcntl
+import ipaddress
 import os
-import signal
+import pathlib
 import socket
 import sys
+import tempfile
+import time
 from typing import Any
-
-from tekoa.hosts import hub as hub_lib
 
 
 class HostsError(RuntimeError):
     """Processes cannot form a group, such as for a wrong index or a port in use."""
 
     exit_code = 2
+
+
+_claims: list[int] = []
+
+
+def prepare(
+    address: str, n_processes: int | None, index: int | None, timeout_seconds: float
+) -> dict[str, Any]:
+    """Checks the address and the index of this process; returns arguments for `initialise_jax`.
+
+    JAX itself aborts the program, or even the whole group, for most of the mistakes found here.
+    """
+    n_processes, index = check_index(n_processes, index)
+    host, port = parse_address(address)
+    claim(address, index)
+    if index == 0:
+        check_port("" if not is_loopback(host) else host, port)
+    else:
+        wait_for_service(host, port, index, timeout_seconds)
+    arguments = {
+        "coordinator_address": address,
+        "num_processes": n_processes,
+        "process_id": index,
+    }
+    # By default JAX listens on all interfaces.
+    return arguments | ({"coordinator_bind_address": address} if is_loopback(host) else {})
+
+
+def initialise_jax(**arguments: Any) -> None:
+    """Connects the devices of all processes, at an address or by JAX's cluster detection."""
+    import jax
+
+    # The service turns SIGTERM into a request to stop; see `Hosts.is_stop_due`.
+    jax.config.update("jax_enable_preemption_service", True)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(**arguments)
+    except (RuntimeError, ValueError) as error:
+        raise HostsError(f"JAX cannot connect the processes: {error}") from error
 
 
 def connect_devices() -> None:
@@ -40,21 +79,6 @@ def connect_devices() -> None:
         os.close(stdout)
 
 
-def initialise_jax(timeouts: dict[str, float], **address: Any) -> None:
-    """Connects the devices of all processes, at an address or by JAX's cluster detection."""
-    import jax
-
-    try:
-        jax.distributed.initialize(
-            **address,
-            initialization_timeout=round(timeouts["start_timeout_seconds"]),
-            # JAX aborts with another exit code, so the hub must notice a lost process first.
-            heartbeat_timeout_seconds=round(3 * timeouts["timeout_seconds"]) + 60,
-        )
-    except (RuntimeError, ValueError) as error:
-        raise HostsError(f"JAX cannot connect the processes: {error}") from error
-
-
 def check_index(n_processes: int | None, index: int | None) -> tuple[int, int]:
     """Returns the arguments if they are valid for a process of a group."""
     if n_processes is None or index is None or not 0 <= index < n_processes:
@@ -66,82 +90,79 @@ def check_index(n_processes: int | None, index: int | None) -> tuple[int, int]:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Parses `host:port`; the next port must be a valid port too.
+    """Parses `host:port`.
 
     >>> parse_address('node0:9000'), parse_address('[::1]:9000')
     (('node0', 9000), ('::1', 9000))
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16 - 1:
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise HostsError(
             f"The coordinator address must be 'host:port' of process 0, or 'auto', got {address!r}."
         )
     return host.strip("[]"), int(port)
 
 
-def check_port(port: int) -> None:
-    """Raises a clear error if a port is in use; JAX reports only that its server failed."""
+def is_loopback(host: str) -> bool:
+    """Returns whether only processes of this machine can reach an address.
+
+    >>> is_loopback('127.0.0.1'), is_loopback('node0')
+    (True, False)
+    """
     try:
-        with socket.socket() as probe:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def claim(address: str, index: int) -> None:
+    """Reserves an index on this machine until the process ends.
+
+    If two processes join with one index, JAX aborts the group.
+    """
+    name = f"tekoa-{os.getuid()}-{address.replace('/', '_')}-{index}.lock"
+    path = pathlib.Path(tempfile.gettempdir()) / name
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(fd, 20).decode()
+        os.close(fd)
+        raise HostsError(
+            f"There already is a process {index} (pid {pid}) of the group at {address}. Choose "
+            "another --process_id, or another address for another group."
+        ) from None
+    os.truncate(fd, 0)
+    os.write(fd, str(os.getpid()).encode())
+    _claims.append(fd)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises a clear error if a port is in use; JAX would share it with another run."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
+            probe.bind((host, port))
     except OSError as error:
-        raise _port_error(port, error) from error
+        raise HostsError(
+            f"Cannot listen on port {port}: {os.strerror(error.errno or 0)}. Process 0 needs the "
+            "port of the coordinator address. If another run or a second process 0 uses it, choose "
+            "another port, the same for all processes."
+        ) from error
 
 
-def _port_error(port: int, error: OSError) -> HostsError:
-    return HostsError(
-        f"Cannot listen on port {port}: {os.strerror(error.errno or 0)}. Process 0 needs the port "
-        "of the coordinator address and the next one. If another run or a second process 0 uses "
-        "it, choose another port, the same for all processes."
-    )
-
-
-def start_hub(port: int, n_processes: int, timeouts: dict[str, float]) -> hub_lib.Hub:
-    """Starts the hub in process 0."""
-    try:
-        return hub_lib.Hub(
-            "", port, n_processes=n_processes, timeout_seconds=timeouts["timeout_seconds"]
-        )
-    except OSError as error:
-        raise _port_error(port, error) from error
-
-
-def announce_hub(index: int, n_processes: int, timeouts: dict[str, float]) -> list[tuple[str, int]]:
-    """Starts the hub in process 0 and broadcasts its addresses over the devices.
-
-    JAX has no public name for the coordinator address that it detected.
-    """
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    text = np.zeros(256, np.uint8)
-    if index == 0:
-        hub = start_hub(0, n_processes, timeouts)
-        body = f"{_own_address()} {socket.getfqdn()} {hub.port}".encode()
-        text[: len(body)] = np.frombuffer(body, np.uint8)
-    received = bytes(np.asarray(multihost_utils.broadcast_one_to_all(text))).rstrip(b"\0")
-    *names, port = received.decode().split()
-    return [(name, int(port)) for name in (["127.0.0.1"] if index == 0 else names)]
-
-
-def _own_address() -> str:
-    """Returns the address of this machine in its network, without sending anything."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def wait_for_service(host: str, port: int, index: int, timeout_seconds: float) -> None:
+    """Waits until process 0 listens: if JAX cannot connect, it aborts."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
         try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return probe.getsockname()[0]
-
-
-def delay_aborts() -> None:
-    """Delays SIGABRT, so that `_end` sets the exit code when JAX aborts without process 0.
-
-    The handler of SIGABRT is the C function `sleep`, whose argument is the signal's number, 6.
-    It runs no Python, and an abort for any other reason is only delayed by 6 seconds.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.signal.restype = ctypes.c_void_p
-        libc.signal(int(signal.SIGABRT), libc.sleep)
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise HostsError(
+                    f"Process {index} cannot join: process 0 does not answer at {host}:{port} "
+                    f"({error}). Check the coordinator address, and whether process 0 runs."
+                ) from None
+            time.sleep(0.1)

@@ -1,74 +1,114 @@
 """The group of processes that train together, and how they agree.
 
-`jax.distributed` connects their devices. Everything else that the processes must agree on
-(a seed, the step to restore, when to stop, whether all have written their part of a
-checkpoint) is exchanged over a separate connection: JAX has no public function for it that
-has a timeout and can be used during a step. The same connection detects processes that
-died or hang, and ends the others with `EXIT_PEER_LOST`.
+`jax.distributed` connects their devices. Everything else that the processes must agree on (a seed,
+the step to restore, when to stop, whether all have written their part of a checkpoint) goes over
+its coordination service, beside the devices. The same service detects processes that died or
+hang: JAX then aborts the others. What Tekoa notices itself ends with `EXIT_PEER_LOST`.
 
 A single process is a group too, and exchanges nothing.
 """
 
-import dataclasses
+import contextlib
+import hashlib
+import json
+import logging
+import math
 import os
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from tekoa.hosts import connect
-from tekoa.hosts import link as link_lib
+from tekoa.hosts.channel import Channel, open_channel
 from tekoa.hosts.connect import HostsError as HostsError
 
 # EX_UNAVAILABLE of sysexits: something that the program needs, here a process, is missing.
 EXIT_PEER_LOST = 69
+# EX_TEMPFAIL of sysexits: stopped, and can be resumed.
+EXIT_STOPPED = 75
 # How long the first process may wait for the last; writing a large shard takes long.
 EXCHANGE_SECONDS = 1800.0
 AUTO = "auto"
 
+# A wait blocks for this long, then polls: see `Channel.get`.
+_BLOCK_SECONDS = 1.0
+_MAX_PAUSE_SECONDS = 2.0
+_WARN_SECONDS = 30.0
+# How long process 0, whose end aborts the others, waits for them after a failure.
+_GRACE_SECONDS = 3.0
+_FAILURE, _MEMBERS, _LEAVING = "failure", "members", "leaving"
+_log = logging.getLogger("tekoa.hosts")
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
 class Hosts:
     """The processes that run this program together, as seen by one of them.
 
-    Attributes:
+    Args:
         index: The index of this process, from 0.
         count: The number of processes.
-        link: The connection to the others; None for a single process.
+        channel: The connection to the others; None for a single process.
     """
 
-    index: int = 0
-    count: int = 1
-    link: link_lib.Link | None = None
+    def __init__(self, *, index: int = 0, count: int = 1, channel: Channel | None = None):
+        self.index, self.count, self.channel = index, count, channel
+        self._n_polls, self._is_stopped = 0, False
+        self._polling = threading.Lock()
 
     @property
     def is_writer(self) -> bool:
         """Whether this is process 0, which writes logs, metrics, predictions and commits."""
         return self.index == 0
 
-    def exchange(
+    def gather(
         self, name: str, value: Any = None, *, timeout_seconds: float = EXCHANGE_SECONDS
-    ) -> list[Any]:
-        """Waits for all processes and returns their values, in the order of processes.
+    ) -> list[Any] | None:
+        """Returns the values of all processes on process 0; on the others None, without waiting.
 
-        Can be called in any thread. All processes must make the exchanges of a name in the
-        same order.
+        This and the other exchanges can be called in any thread. All processes must make the
+        exchanges of a name in the same order.
 
         Args:
             name: The purpose, for messages about processes that are missing.
             value: JSON data.
-            timeout_seconds: How long the first process may wait for the last. After that,
-                every process ends with `EXIT_PEER_LOST`.
+            timeout_seconds: How long process 0 may wait for the last. After that, it exits with
+                `EXIT_PEER_LOST`, and so do the others.
         """
-        if self.link is None:
+        if self.channel is None:
             return [value]
-        return self.link.exchange(name, value, timeout_seconds=timeout_seconds)
+        key = self.channel.new_key(f"gather/{name}")
+        if not self.is_writer:
+            self._try(Channel.put, f"{key}/{self.index}", value)
+            return None
+        keys = [f"{key}/{i}" for i in range(1, self.count)]
+        others = self._receive(name, keys, timeout_seconds)
+        self._try(Channel.drop, key)
+        return [value, *others]
 
     def broadcast(
         self, name: str, value: Any = None, *, timeout_seconds: float = EXCHANGE_SECONDS
     ) -> Any:
         """Returns the value of process 0 on all processes; other values are ignored."""
-        sent = value if self.is_writer else None
-        return self.exchange(name, sent, timeout_seconds=timeout_seconds)[0]
+        if self.channel is None:
+            return value
+        key = self.channel.new_key(f"broadcast/{name}")
+        if self.is_writer:
+            self._try(Channel.put, f"{key}/0", value)
+            return value
+        # Process 0 may itself wait for others as long.
+        (received,) = self._receive(name, [f"{key}/0"], timeout_seconds + 60)
+        if self._try(Channel.count, f"{key}/n_read") == self.count - 1:
+            self._try(Channel.drop, key)
+        return received
+
+    def exchange(
+        self, name: str, value: Any = None, *, timeout_seconds: float = EXCHANGE_SECONDS
+    ) -> list[Any]:
+        """Waits for all processes and returns their values, in the order of processes."""
+        values = self.gather(name, value, timeout_seconds=timeout_seconds)
+        return self.broadcast(name, values, timeout_seconds=timeout_seconds)
 
     def agree(self, name: str, value: Mapping[str, Any]) -> None:
         """Checks that all processes have the same values.
@@ -76,44 +116,121 @@ class Hosts:
         Raises:
             HostsError: On all processes, if the values differ.
         """
-        first, *others = self.exchange(name, dict(value))
-        for index, other in enumerate(others, 1):
-            differ = [key for key in first if other.get(key) != first[key]]
-            if differ:
-                a, b = ({key: x.get(key) for key in differ} for x in (first, other))
-                raise HostsError(
-                    f"The processes differ in {name}: process 0 has {a}, process {index} has {b}. "
-                    "Start all of them with the same command."
-                )
+        text = json.dumps(value, sort_keys=True)
+        digests = self.gather(name, hashlib.sha256(text.encode()).hexdigest()) or []
+        odd = self.broadcast(name, next((i for i, d in enumerate(digests) if d != digests[0]), 0))
+        if odd:
+            own = json.loads(text) if self.index in (0, odd) else None
+            values = self.exchange(f"{name} of {odd}", own)
+            differ = [k for k in values[0] if values[odd].get(k) != values[0][k]]
+            a, b = ({key: values[i].get(key) for key in differ} for i in (0, odd))
+            raise HostsError(
+                f"The processes differ in {name}: process 0 has {a}, process {odd} has {b}. "
+                "Start all of them with the same command."
+            )
 
-    def watch_signals(self, signal_name: Callable[[], str | None]) -> None:
-        """Reports signals to the other processes even while this process does not poll."""
-        if self.link is not None:
-            self.link.signal_name = signal_name
+    def is_stop_due(self) -> bool:
+        """Returns whether to stop because of a signal to any process.
 
-    def is_stop_due(self, signal_name: str | None) -> bool:
-        """Returns whether to stop now; the n-th call returns the same on all processes."""
-        return signal_name is not None if self.link is None else self.link.is_stop_due(signal_name)
+        The n-th call returns the same on all processes, which must call it equally often.
+        """
+        from jax.experimental import multihost_utils
 
-    def is_stop_agreed(self, signal_name: str | None) -> bool:
-        """Returns whether all processes know of a stop signal; does not count as a poll."""
-        if self.link is None:
-            return signal_name is not None
-        return self.link.is_stop_agreed(signal_name)
+        with self._polling:
+            self._n_polls += 1
+            if not self._is_stopped and self.count > 1:
+                self._is_stopped = multihost_utils.reached_preemption_sync_point(self._n_polls)
+            return self._is_stopped
 
     def leave(self, code: int, why: str = "") -> None:
-        """Leaves the group; returns when all other processes have left.
+        """Leaves the group; waits for the other processes, unless this one failed.
 
         If `code` is not 0 this exits: JAX would wait for the other processes at shutdown.
         """
-        if self.link is None:
+        if self.channel is None:
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        self.link.leave(code, why)
+        if code not in (0, EXIT_STOPPED):
+            with contextlib.suppress(RuntimeError):
+                failure = {"index": self.index, "code": code, "why": why[:1000]}
+                self.channel.put(_FAILURE, failure)
+            self._exit(code)
+        self.exchange("end of the program", timeout_seconds=math.inf)
         _joined.clear()
         if code != 0:
+            import jax
+
+            jax.distributed.shutdown()
             os._exit(code)
+
+    def _receive(self, name: str, keys: list[str], limit_seconds: float) -> list[Any]:
+        """Waits for keys that other processes set; exits if one of them is lost."""
+        start, has_warned, values = time.monotonic(), False, []
+        for key in keys:
+            seconds = _BLOCK_SECONDS
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    values.append(self._try(Channel.get, key, timeout_seconds=seconds))
+                    break
+                self._check_failure()
+                seconds, waited = 0.0, time.monotonic() - start
+                if waited > limit_seconds:
+                    missing = self._missing(key)
+                    self._end(f"{missing} did not reach {name!r} within {waited:.0f} s.")
+                if waited > _WARN_SECONDS and limit_seconds < math.inf and not has_warned:
+                    has_warned = True
+                    _log.warning("%r has waited %.0f s for %s.", name, waited, self._missing(key))
+                time.sleep(min(_MAX_PAUSE_SECONDS, waited / 10))
+        return values
+
+    def _try(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Calls a method of the channel; exits if the service is gone."""
+        try:
+            return call(self.channel, *arguments, **options)
+        except RuntimeError as error:
+            self._end(f"The service in process 0 failed: {str(error).splitlines()[0]}.")
+
+    def _check_failure(self) -> None:
+        """Exits if another process failed."""
+        with contextlib.suppress(TimeoutError):
+            failure = self._try(Channel.get, _FAILURE)
+            if failure["index"] != self.index:
+                who = self._describe([failure["index"]])
+                self._end(f"{who} exited with code {failure['code']}. {failure['why']}".strip())
+
+    def _end(self, reason: str) -> NoReturn:
+        """Exits: a collective operation would wait forever for the lost process."""
+        sys.stdout.flush()
+        print(
+            f"tekoa: {reason} Exiting with code {EXIT_PEER_LOST}. Committed checkpoints are "
+            "intact; restart all processes to resume.",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._exit(EXIT_PEER_LOST)
+
+    def _exit(self, code: int) -> NoReturn:
+        """Exits without cleanup; process 0 last, so that the others keep their exit codes."""
+        assert self.channel is not None
+        with contextlib.suppress(RuntimeError):
+            self.channel.put(f"{_LEAVING}/{self.index}", code)
+            end = time.monotonic() + _GRACE_SECONDS
+            while self.is_writer and time.monotonic() < end:
+                if len(self.channel.list(_LEAVING)) == self.count:
+                    break
+                time.sleep(0.05)
+        os._exit(code)
+
+    def _missing(self, key: str) -> str:
+        """Describes the processes that have not set their key beside `key`."""
+        present = self._try(Channel.list, key.rpartition("/")[0])
+        indices = range(1, self.count) if self.is_writer else [0]
+        return self._describe([i for i in indices if str(i) not in present])
+
+    def _describe(self, indices: list[int]) -> str:
+        members = self._try(Channel.list, _MEMBERS)
+        return ", ".join(f"process {i} ({members.get(str(i), 'unknown')})" for i in indices)
 
 
 _joined: list[Hosts] = []
@@ -135,8 +252,8 @@ def join(
     """Joins the group and connects the devices. Must be called before any use of JAX.
 
     Args:
-        address: `host:port` of process 0, which listens on this port and the next; or
-            "auto" if JAX can detect the cluster (SLURM, Kubernetes, TPU pods).
+        address: `host:port` of process 0, which listens on this port; or "auto" if JAX can detect
+            the cluster (SLURM, Kubernetes, TPU pods).
         n_processes: Number of processes; not used with "auto".
         index: Index of this process, from 0; not used with "auto".
         timeout_seconds: Seconds without a heartbeat before a process is considered hung.
@@ -147,53 +264,31 @@ def join(
     """
     import jax
 
-    # Signals must reach Python's handlers; all processes learn of them through the hub.
-    jax.config.update("jax_enable_preemption_service", False)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    timeouts = {"timeout_seconds": timeout_seconds, "start_timeout_seconds": start_timeout_seconds}
-    if address == AUTO:
-        connect.initialise_jax(timeouts)
-        n_processes, index = jax.process_count(), jax.process_index()
-        addresses = connect.announce_hub(index, n_processes, timeouts)
-        hosts = _link(addresses, index, n_processes, timeouts)
-    else:
-        n_processes, index = connect.check_index(n_processes, index)
-        host, port = connect.parse_address(address)
-        if index == 0:
-            connect.check_port(port)
-            connect.start_hub(port + 1, n_processes, timeouts)
-        hosts = _link([(host, port + 1)], index, n_processes, timeouts)
-        # Joined from here on, so that a failure below is reported to the others.
-        _joined[:] = [hosts]
-        connect.initialise_jax(
-            timeouts, coordinator_address=address, num_processes=n_processes, process_id=index
-        )
-    connect.delay_aborts()
-    connect.connect_devices()
-    _joined[:] = [hosts]
-    return hosts
-
-
-def _link(
-    addresses: list[tuple[str, int]], index: int, n_processes: int, timeouts: dict[str, float]
-) -> Hosts:
-    """Connects this process to the hub of the group."""
-    try:
-        link = link_lib.Link(
-            addresses, index=index, n_processes=n_processes, **timeouts, on_lost=_end
-        )
-        return Hosts(index=index, count=n_processes, link=link)
-    except (link_lib.RefusedError, TimeoutError) as error:
-        raise HostsError(f"Process {index} of {n_processes} cannot join: {error}") from error
-
-
-def _end(reason: str) -> None:
-    """Exits: a collective operation would wait forever for the lost process."""
-    sys.stdout.flush()
-    print(
-        f"tekoa: {reason} Exiting with code {EXIT_PEER_LOST}. Committed checkpoints are intact; "
-        "restart all processes to resume.",
-        file=sys.stderr,
-        flush=True,
+    arguments = {}
+    if address != AUTO:
+        arguments = connect.prepare(address, n_processes, index, start_timeout_seconds)
+    connect.initialise_jax(
+        **arguments,
+        initialization_timeout=round(start_timeout_seconds),
+        heartbeat_timeout_seconds=max(1, round(timeout_seconds)),
+        shutdown_timeout_seconds=max(1, round(timeout_seconds)),
     )
-    os._exit(EXIT_PEER_LOST)
+    try:
+        channel = open_channel()
+    except RuntimeError as error:
+        raise HostsError(str(error)) from None
+    group = Hosts(index=jax.process_index(), count=jax.process_count(), channel=channel)
+    channel.put(f"{_MEMBERS}/{group.index}", f"pid {os.getpid()} on {socket.gethostname()}")
+    # Joined from here on, so that a failure below is reported to the others.
+    _joined[:] = [group]
+    connect.connect_devices()
+    return group
+
+
+def is_failed_collective(error: BaseException) -> bool:
+    """Returns whether a computation failed because another process did not take part in it."""
+    import jax
+
+    words = ("gloo", "nccl", "rccl", "collective", "connection")
+    is_lost = any(word in str(error).lower() for word in words)
+    return current().count > 1 and isinstance(error, jax.errors.JaxRuntimeError) and is_lost

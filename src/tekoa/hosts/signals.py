@@ -2,7 +2,8 @@
 
 SIGTERM, SIGINT, SIGUSR1 and SIGHUP only set the flag; the loop that polls it saves a checkpoint and
 exits with `EXIT_STOPPED`. A second signal ends the process immediately. If several processes
-train together, any of them may receive the signal; all see the flag at the same poll.
+train together, any of them may receive the signal; all see the flag at the same poll. JAX then
+handles SIGTERM, and the other signals are passed on to it.
 """
 
 import contextlib
@@ -13,9 +14,8 @@ from collections.abc import Iterator
 from types import FrameType
 
 from tekoa import hosts
+from tekoa.hosts.group import EXIT_STOPPED as EXIT_STOPPED
 
-# EX_TEMPFAIL of sysexits: stopped, and can be resumed.
-EXIT_STOPPED = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 _flags: list["StopFlag"] = []
@@ -31,32 +31,37 @@ class StopFlag:
     def __init__(self):
         self.signal: signal.Signals | None = None
         self._group = hosts.current()
-        self._group.watch_signals(self._name)
 
     def is_set(self) -> bool:
         """Returns whether to stop because of a signal.
 
         Processes that train together must poll equally often.
         """
-        return self._group.is_stop_due(self._name())
+        if self._group.count == 1:
+            return self.signal is not None
+        is_due = self._group.is_stop_due()
+        if is_due and self.signal != signal.SIGTERM:
+            self.signal = signal.SIGTERM
+            with contextlib.suppress(ValueError):  # Not in the main thread.
+                signal.signal(signal.SIGTERM, self._on_signal)
+        return is_due
 
     def is_requested(self) -> bool:
-        """Returns whether a stop is agreed on, so that `is_set` will return true.
+        """Returns whether this process knows that `is_set` will return true; may be called freely.
 
-        For a process that waits on its own, such as for the next checkpoint.
+        For a process that waits on its own, such as for a save.
         """
-        return self._group.is_stop_agreed(self._name())
-
-    def _name(self) -> str | None:
-        return None if self.signal is None else self.signal.name
+        return self.signal is not None
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:
             # Exits without cleanup: a second signal means an immediate stop.
             os._exit(128 + number)
         self.signal = signal.Signals(number)
+        if self._group.count > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
         if number == signal.SIGHUP:
-            _replace_closed_terminal()
+            replace_closed_terminal()
         if number == signal.SIGINT:
             # Not by print, which may be what the signal interrupted.
             os.write(2, b"\nStopping. Press Ctrl-C again to exit immediately.\n")
@@ -78,6 +83,8 @@ def stop_flag() -> Iterator[StopFlag]:
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # Started by nohup.
+            if number == signal.SIGTERM and flag._group.count > 1:
+                continue  # Handled by JAX.
             with contextlib.suppress(ValueError):
                 previous[number] = signal.signal(number, flag._on_signal)
         yield flag
@@ -88,7 +95,7 @@ def stop_flag() -> Iterator[StopFlag]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _replace_closed_terminal() -> None:
+def replace_closed_terminal() -> None:
     """Redirects output to a terminal that was closed, where every write would fail."""
     for fd in (1, 2):
         with contextlib.suppress(OSError):

@@ -1,7 +1,9 @@
 """The launcher with small programs instead of training; tests/hosts has real runs."""
 
+import pathlib
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -23,6 +25,7 @@ def group(*programs):
         (["--processes=2"], "launch needs a command"),
         (["--processes=two", "train"], "must be an integer"),
         (["--processes=0", "train"], "must be an integer"),
+        (["--processes=1", "--max_restarts=-1", "train"], "must be an integer from 0"),
         (["--processes=100000", "train"], "from 1 to 64, got '100000'"),
         (["--processes=1", "--devices=99999", "train"], "from 1 to 256"),
         (["--processes=\u00b2", "train"], "must be an integer"),
@@ -47,11 +50,9 @@ def test_flags_without_a_command_can_be_launched():
     assert command == ["--module_imp=mnist", "--train_pattern=x"]
 
 
-def test_free_port_returns_two_consecutive_free_ports():
-    port = launch.free_port()
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("", port))
-        second.bind(("", port + 1))
+def test_free_port_returns_a_free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", launch.free_port()))
 
 
 def test_lines_are_prefixed_except_the_output_of_process_0(capfd):
@@ -71,9 +72,80 @@ def test_exit_code_is_that_of_the_process_with_its_own_reason(codes, code):
     assert group(*programs).wait(grace_seconds=60) == code
 
 
-def test_exit_code_of_a_killed_process_follows_the_shell():
+def test_exit_code_of_a_killed_process_follows_the_shell(capfd):
     killed = "import os; os.kill(os.getpid(), 9)"
-    assert group(killed, "raise SystemExit(69)").wait(grace_seconds=60) == 128 + 9
+    assert group("raise SystemExit(69)", killed).wait(grace_seconds=60) == 128 + 9
+    assert "process 1 failed first, with code 137" in capfd.readouterr().err
+
+
+def test_abort_by_jax_counts_as_a_lost_process():
+    assert group("import os; os.abort()", "raise SystemExit(3)").wait(grace_seconds=60) == 3
+    assert group("import os; os.abort()", "import os; os.abort()").wait(grace_seconds=60) == 69
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """Replaces the command: `starts.codes` are the exit codes of the group, start by start."""
+
+    class Starts:
+        codes, n = (), 0
+
+        def start(self, options, command):
+            code = self.codes[self.n]
+            self.n += 1
+            return group(f"raise SystemExit({code})", f"raise SystemExit({code and 69})")
+
+    starts = Starts()
+    monkeypatch.setattr(launch, "_start", starts.start)
+    return starts
+
+
+@pytest.mark.parametrize(
+    ("codes", "n_starts"),
+    [((69, 75, 0), 3), ((137, 69, 69, 0), 3), ((2, 0), 1), ((74, 0), 1), ((0, 0), 1)],
+    ids=["lost and stopped", "at most two restarts", "usage", "disk", "success"],
+)
+def test_a_lost_process_restarts_all(starts, codes, n_starts):
+    starts.codes = codes
+    code = launch.launch(["--processes=2", "--max_restarts=2", "train", "mnist"])
+    assert (starts.n, code) == (n_starts, codes[n_starts - 1])
+
+
+def test_without_max_restarts_nothing_is_restarted(starts):
+    starts.codes = (69, 0)
+    assert launch.launch(["--processes=2", "train", "mnist"]) == 69
+    assert starts.n == 1
+
+
+LAUNCHER = """
+import sys, time
+from tekoa.estimator.cli import launch
+child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+launch._start = lambda *_: launch.Group([[sys.executable, "-c", child]], env={})
+sys.exit(launch.launch(["--processes=1", "--max_restarts=5", "train", "x"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+def test_processes_do_not_outlive_the_launcher(number):
+    command = [sys.executable, "-c", LAUNCHER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        child = int(launcher.stdout.readline())
+        launcher.send_signal(number)
+        code = launcher.wait(60)
+    assert code == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 60
+    while is_running(child):
+        assert time.monotonic() < deadline, "hang: the process outlives the launcher"
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        return " Z " not in pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def test_process_that_outlives_a_failure_is_killed():

@@ -1,11 +1,15 @@
 """The command in a group of processes, tested in one process; tests/hosts runs several."""
 
+import json
+
 import numpy as np
 import pytest
 
+from support import coordination
 from tekoa import data, hosts
 from tekoa.estimator.cli import flags, processes
 from tekoa.estimator.run.passes import MarkFirst
+from tekoa.hosts.channel import Channel
 from tekoa.sharding import layout as layout_lib
 from tekoa.sharding import mesh
 
@@ -29,25 +33,29 @@ class LeftError(Exception):
 
 @pytest.fixture
 def group(monkeypatch):
-    """A group of two processes that raises LeftError when this process leaves it."""
+    """A group of two processes; the exit of this one raises LeftError with the exit code."""
 
-    class Link:
-        def leave(self, code, why):
-            raise LeftError(code, why)
+    def leave(code):
+        raise LeftError(code)
 
-    monkeypatch.setattr(hosts.group, "_joined", [hosts.Hosts(index=1, count=2, link=Link())])
+    service = coordination.Service()
+    group = hosts.Hosts(index=1, count=2, channel=Channel(service))
+    monkeypatch.setattr(hosts.group, "_joined", [group])
+    monkeypatch.setattr(hosts.group.os, "_exit", leave)
+    return service
 
 
 def test_leave_passes_the_exit_code_to_the_group(group):
-    with pytest.raises(LeftError) as left:
-        processes.leave(75)
-    assert left.value.args == (75, "")
+    with pytest.raises(LeftError, match="74"):
+        processes.leave(74)
+    failure = json.loads(group.values["tekoa/failure"])
+    assert failure == {"index": 1, "code": 74, "why": ""}
 
 
 def test_crash_prints_the_traceback_and_leaves_the_group(group, capsys):
-    with pytest.raises(LeftError) as left:
+    with pytest.raises(LeftError, match="1"):
         processes.leave_after_crash(OSError("disk"))
-    assert left.value.args == (1, "OSError: disk")
+    assert json.loads(group.values["tekoa/failure"])["why"] == "OSError: disk"
     assert "OSError: disk" in capsys.readouterr().err
 
 

@@ -132,6 +132,8 @@ def test_waiting_is_reported_once(tmp_path, capsys):
             self.n_polls += 1
             return self.n_polls > 20
 
+        is_set = is_requested
+
     waiting = watcher(tmp_path, None, "--check_ckpt_every_secs=0", stop_flag=StopLater())
     waiting.run(ignore)
     assert capsys.readouterr().err.count("Waiting for the next checkpoint") == 1

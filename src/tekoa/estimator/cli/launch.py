@@ -1,12 +1,17 @@
-"""`tekoa launch` runs a command in several processes on this machine, for testing.
+"""`tekoa launch` runs a command in several processes on this machine.
 
 Every process runs the same command with its own --process_id, as on a cluster. The standard
 output of process 0, which prints the results, is passed through unchanged; all other lines
 are prefixed with the index of their process. Signals are forwarded to all processes. If one
-process fails, the others exit as well, or are killed after --grace seconds.
+process fails, the others exit as well, or are killed after --grace seconds. If the launcher itself
+is killed, so are they.
+
+With --max_restarts=N, all processes are started again, up to N times, if one was lost, killed or
+stopped; `train` then resumes from the last checkpoint. It is not done after a signal to the
+launcher, nor after an error that would occur again.
 
 The exit code is 0 if all processes succeed, otherwise that of the first process that failed.
-Processes that failed only because they lost a peer (69) count last.
+Processes that failed only because they lost another one (69) count last.
 """
 
 import contextlib
@@ -22,14 +27,31 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
+from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.hosts import EXIT_PEER_LOST
+from tekoa.hosts import EXIT_PEER_LOST, EXIT_STOPPED, signals
 
-USAGE = "tekoa launch --processes=N [--devices=M] [--grace=SECONDS] COMMAND [MODEL] [--flags]"
+USAGE = (
+    "tekoa launch --processes=N [--devices=M] [--grace=SECONDS] [--max_restarts=K] "
+    "COMMAND [MODEL] [--flags]"
+)
 _COMMANDS = ("train", "eval", "eval_wait", "predict")
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Each process needs hundreds of megabytes, each device a thread.
-_MOST = {"processes": 64, "devices": 256, "grace": 86_400}
+_RANGES = {
+    "processes": (1, 64),
+    "devices": (1, 256),
+    "grace": (1, 86_400),
+    "max_restarts": (0, 1_000_000),
+}
+# On Linux, PR_SET_PDEATHSIG (1) kills a process when its parent dies; it outlasts `exec`.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None)
+if hasattr(libc, "prctl"):
+    libc.prctl(1, int(signal.SIGKILL))
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 # Part of the messages of JAX's CPU collectives, sometimes several on one line.
 _NOISE = b" peer ranks"
 
@@ -42,11 +64,13 @@ class LaunchOptions:
         processes: Number of processes.
         devices: CPU devices per process; None leaves the choice to JAX.
         grace: Seconds that the other processes have to exit after one has failed.
+        max_restarts: How often to start all processes again after one was lost.
     """
 
     processes: int
     devices: int | None = None
     grace: int = 30
+    max_restarts: int = 0
 
 
 def launch(arguments: Sequence[str]) -> int:
@@ -56,26 +80,60 @@ def launch(arguments: Sequence[str]) -> int:
         UsageError: If the flags of `launch` or the command are invalid.
     """
     options, command = parse(arguments)
-    address, n = f"127.0.0.1:{free_port()}", options.processes
-    shared = [*command, f"--coordinator_address={address}", f"--num_processes={n}"]
-    group = Group(
+    group: Group | None = None
+    received: list[int] = []
+
+    def forward(number: int, _: Any) -> None:
+        received.append(number)
+        if number == signal.SIGHUP:
+            signals.replace_closed_terminal()
+        if group is not None:
+            group.send(number)
+
+    handlers = {
+        number: signal.signal(number, forward)
+        for number in signals.SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN  # As SIGHUP under nohup.
+    }
+    try:
+        for n_left in reversed(range(options.max_restarts + 1)):
+            group = _start(options, command)
+            code = group.wait(grace_seconds=options.grace)
+            if not n_left or received or not can_restart(code):
+                return code
+            print(f"tekoa launch: restarting ({n_left - 1} left).", file=sys.stderr, flush=True)
+        raise AssertionError("A group that may not be restarted returns.")
+    finally:
+        if group is not None:
+            group.kill()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _start(options: LaunchOptions, command: list[str]) -> "Group":
+    n = options.processes
+    shared = [*command, f"--coordinator_address=127.0.0.1:{free_port()}", f"--num_processes={n}"]
+    return Group(
         [[sys.executable, "-m", "tekoa", *shared, f"--process_id={i}"] for i in range(n)],
         env={} if options.devices is None else {"JAX_NUM_CPU_DEVICES": str(options.devices)},
     )
-    handlers = {number: signal.signal(number, group.send) for number in _SIGNALS}
-    try:
-        return group.wait(grace_seconds=options.grace)
-    finally:
-        group.kill()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+
+
+def can_restart(code: int) -> bool:
+    """Returns whether to run a command again that ended with this code.
+
+    >>> [can_restart(code) for code in (69, 75, 128 + 9, 0, 2, 74)]
+    [True, True, True, False, False, False]
+    """
+    was_killed = code > 128 and code != ExitCode.PIPE
+    return was_killed or code in (EXIT_PEER_LOST, EXIT_STOPPED)
 
 
 def parse(arguments: Sequence[str]) -> tuple[LaunchOptions, list[str]]:
     """Separates the flags of `launch` from the command that follows them.
 
-    >>> parse(['--processes', '2', 'train', 'mnist', '--progress=false'])
-    (LaunchOptions(processes=2, devices=None, grace=30), ['train', 'mnist', '--progress=false'])
+    >>> parse(['--processes', '2', 'train', 'mnist'])
+    (LaunchOptions(processes=2, devices=None, grace=30, max_restarts=0), ['train', 'mnist'])
     """
     options: dict[str, int] = {}
     rest = list(arguments)
@@ -83,9 +141,10 @@ def parse(arguments: Sequence[str]) -> tuple[LaunchOptions, list[str]]:
     while rest and rest[0].startswith("--") and rest[0][2:].partition("=")[0] in names:
         name, equals, text = rest.pop(0)[2:].partition("=")
         text = text if equals else (rest.pop(0) if rest else "")
-        if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= _MOST[name]:
+        low, high = _RANGES[name]
+        if not re.fullmatch("[0-9]{1,9}", text) or not low <= int(text) <= high:
             raise UsageError(
-                f"--{name} must be an integer from 1 to {_MOST[name]}, got {text[:40]!r}."
+                f"--{name} must be an integer from {low} to {high}, got {text[:40]!r}."
             )
         options[name] = int(text)
     if "processes" not in options:
@@ -100,17 +159,10 @@ def parse(arguments: Sequence[str]) -> tuple[LaunchOptions, list[str]]:
 
 
 def free_port() -> int:
-    """Returns a port that is free along with the next one."""
-    for _ in range(100):
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-    raise UsageError("No two consecutive ports are free on this machine.")
+    """Returns a free port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 class Group:
@@ -123,10 +175,11 @@ class Group:
 
     def __init__(self, commands: Sequence[Sequence[str]], *, env: dict[str, str]):
         self._killed: set[int] = set()
+        prefix = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
         # Each runs in a new session, so that Ctrl-C reaches it only once, through `send`.
         self._processes = [
             subprocess.Popen(
-                command,
+                [*prefix, *command],
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -167,10 +220,15 @@ class Group:
         for reader in self._readers:
             reader.join()
         failed += [i for i, p in enumerate(self._processes) if p.returncode and i not in failed]
-        codes = [self._processes[i].returncode for i in failed if i not in self._killed]
-        codes = [code if code > 0 else 128 - code for code in codes]  # As a shell reports them.
-        own_reasons = [code for code in codes if code != EXIT_PEER_LOST]
-        return (own_reasons or codes or [0])[0]
+        codes = {i: _code(self._processes[i].returncode) for i in failed if i not in self._killed}
+        own_reasons = [i for i in codes if codes[i] != EXIT_PEER_LOST]
+        first = next(iter(own_reasons or codes), None)
+        if first is None:
+            return 0
+        if codes[first] != EXIT_STOPPED:
+            text = f"process {first} failed first, with code {codes[first]}"
+            print(f"tekoa launch: {text}.", file=sys.stderr, flush=True)
+        return codes[first]
 
     def kill(self) -> None:
         """Kills all running processes."""
@@ -181,11 +239,19 @@ class Group:
                 process.wait()
 
 
+def _code(code: int) -> int:
+    """Returns an exit code as a shell reports it; JAX aborts when it loses a process."""
+    if code == -signal.SIGABRT:
+        return EXIT_PEER_LOST
+    return code if code >= 0 else 128 - code
+
+
 def _copy(source: IO[bytes], target: Any, prefix: str) -> None:
     """Copies lines as they arrive; each is written in one piece."""
-    # The processes go on if nobody reads their output.
-    with source, contextlib.suppress(BrokenPipeError):
+    with source:
         for line in source:
-            if _NOISE not in line:
-                target.write(prefix + line.decode(errors="replace"))
-                target.flush()
+            # The processes go on if nobody reads their output.
+            with contextlib.suppress(OSError):
+                if _NOISE not in line:
+                    target.write(prefix + line.decode(errors="replace"))
+                    target.flush()

@@ -246,6 +246,8 @@ def _report(error: BaseException) -> int | None:
         code = _exit_code(error)
         if code is not None:
             text = "interrupted." if isinstance(error, KeyboardInterrupt) else _in_flags(str(error))
+            if code == ExitCode.PEER_LOST:
+                text = f"another process was lost: {text} Restart all processes to resume."
             print(messages.printable(f"tekoa: {text}"), file=sys.stderr, flush=True)
         return code
     except BrokenPipeError:
@@ -263,7 +265,7 @@ def _in_flags(text: str) -> str:
 
 
 def _exit_code(error: BaseException) -> int | None:
-    from tekoa.hosts import HostsError
+    from tekoa.hosts import HostsError, is_failed_collective
     from tekoa.store.errors import StoreError
 
     if isinstance(error, KeyboardInterrupt):
@@ -287,6 +289,8 @@ def _exit_code(error: BaseException) -> int | None:
 
     if isinstance(error, (DataError, LayoutError, ReductionError)):
         return ExitCode.USAGE
+    if is_failed_collective(error):
+        return ExitCode.PEER_LOST
     return ExitCode.NON_FINITE if isinstance(error, NonFiniteError) else None
 
 

@@ -7,7 +7,6 @@ from the record. An evaluator that is killed and restarted completes what is mis
 """
 
 import contextlib
-import math
 import pathlib
 import re
 import sys
@@ -35,6 +34,8 @@ RECORD = "evaluations.jsonl"
 
 # The other directories of a run.
 _TAKEN = ("train", "save", "profile")
+# How long processes wait before they poll for signals together.
+_MAX_SLEEP_SECONDS = 2.0
 _UNREADABLE = CommitId(digest="unreadable")
 
 Evaluate = Callable[[str, Any], dict[str, float]]
@@ -73,6 +74,7 @@ class Watcher:
         self._failed: set[tuple[int, str]] = set()
         self._commits: dict[int, tuple[tuple[int, int], CommitId]] = {}
         self._has_evaluated = self._has_waited = False
+        self._next_check = 0.0
         self._lease: lease.Lease | None = None
         try:
             together.run_on_writer(self._group, "opening of the evaluation", self._open)
@@ -173,29 +175,31 @@ class Watcher:
 
     def _steps(self) -> Iterator[int]:
         """Yields the steps to evaluate; process 0 finds them and broadcasts them."""
-        new_steps = self._new_steps() if self._group.is_writer else iter(())
-        while True:
-            step = next(new_steps, None)
-            step = self._group.broadcast("next step to evaluate", step, timeout_seconds=math.inf)
-            if step is None:
-                return
-            yield step
-
-    def _new_steps(self) -> Iterator[int]:
-        """Yields the oldest step not yet evaluated; waits for new ones until training ends."""
-        while not self._stop_flag.is_requested():
-            # Checked before listing: a step written before the end mark is then in the list.
-            has_ended = self._has_ended()
-            steps = paths.list_steps(self._model_dir)
-            new = next((step for step in steps if self._is_new(step)), None)
-            if new is not None:
-                self._report_removed(new, steps)
-                yield new
+        while not self._stop_flag.is_set():
+            step, has_ended = together.run_on_writer(self._group, "next step", self._next_step)
+            if step is not None:
+                yield step
             elif has_ended:
                 return
-            else:
-                self._report_waiting()
-                self._sleep()
+
+    def _next_step(self) -> tuple[int | None, bool]:
+        """Returns the oldest step not yet evaluated, and whether training has ended.
+
+        Waits for a new step, but not for long: the processes must poll for signals together.
+        """
+        if time.monotonic() < self._next_check:
+            self._sleep()
+            return None, False
+        # Checked before listing: a step written before the end mark is then in the list.
+        has_ended = self._has_ended()
+        steps = paths.list_steps(self._model_dir)
+        new = next((step for step in steps if self._is_new(step)), None)
+        if new is not None:
+            self._report_removed(new, steps)
+        elif not has_ended:
+            self._report_waiting()
+            self._next_check = time.monotonic() + self._config.check_ckpt_every_secs
+        return new, has_ended
 
     def _is_new(self, step: int) -> bool:
         commit = self._commit_of(step)
@@ -306,6 +310,6 @@ class Watcher:
         self._has_waited = True
 
     def _sleep(self) -> None:
-        end = time.monotonic() + self._config.check_ckpt_every_secs
+        end = min(self._next_check, time.monotonic() + _MAX_SLEEP_SECONDS)
         while time.monotonic() < end and not self._stop_flag.is_requested():
             time.sleep(min(0.2, max(0.0, end - time.monotonic())))

@@ -65,7 +65,7 @@ def commit(
         assert tmp is not None
         return durable.checksums(tmp, write(tmp) or (), sync=True)
 
-    def publish() -> str:
+    def publish(parts: list[dict[str, tuple[int, int]]]) -> str:
         assert lease is not None
         assert tmp is not None
         finish(tmp)
@@ -77,8 +77,7 @@ def commit(
     try:
         begin = functools.partial(_begin, lease, step, replace=replace)
         tmp = pathlib.Path(together.run_on_writer(group, f"{what}, start", begin))
-        parts = together.run_on_all(group, f"{what}, all parts written", write_part)
-        return pathlib.Path(together.run_on_writer(group, f"{what}, commit", publish))
+        return pathlib.Path(together.run_on_all(group, what, write_part, publish))
     except BaseException:
         if tmp is not None and group.is_writer:
             durable.remove(tmp)

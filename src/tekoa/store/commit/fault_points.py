@@ -11,6 +11,7 @@ import signal
 POINTS = (
     "before_write",
     "mid_write",
+    "mid_read",
     "before_manifest",
     "before_rename",
     "after_rename",

@@ -1,8 +1,8 @@
 """Work that the processes of a group do together on one step.
 
-Each piece of work ends in an exchange of results, so that a failure on one process is a
-failure on all, and all continue with the same values. If a process dies instead, the others
-exit before anything is committed; see `tekoa.hosts`. One process alone is a group of one.
+Process 0 learns how each piece of work ended and sends the result to all, so that a failure on one
+process is a failure on all, and all continue with the same values. If a process dies instead, the
+others exit before anything is committed; see `tekoa.hosts`. One process alone is a group of one.
 """
 
 from collections.abc import Callable
@@ -12,38 +12,58 @@ from tekoa.hosts import Hosts
 from tekoa.store import errors
 
 
-def run_on_all(group: Hosts, what: str, work: Callable[[], Any]) -> list[Any]:
-    """Runs `work` on every process and returns all results, in process order.
+def run_on_all(
+    group: Hosts,
+    what: str,
+    work: Callable[[], Any],
+    finish: Callable[[list[Any]], Any] = lambda results: results,
+) -> Any:
+    """Runs `work` on every process, then `finish` on process 0; returns its result on all.
 
     Args:
         group: The processes.
         what: Describes the work, for messages; the same text on all processes.
-        work: Returns JSON data.
+        work: Returns JSON data, which only process 0 receives.
+        finish: Called with the results of all processes, in their order, if none failed. Returns
+            JSON data; by default the results.
 
     Raises:
-        errors.StoreError: If `work` failed on another process. The class is the one raised
-            there, if it is one of ours.
-        Exception: Whatever `work` raised on this process.
+        errors.StoreError: If another process failed. The class is the one raised there, if it is
+            one of ours.
+        Exception: Whatever was raised on this process.
     """
-    own_error: Exception | None = None
-    try:
-        outcome = {"value": work()}
-    except Exception as error:
-        own_error, kind = error, type(error).__name__
-        code = getattr(error, "exit_code", errors.StoreError.exit_code)
-        outcome = {"error": f"{kind}: {error}", "kind": kind, "code": code}
-    outcomes = group.exchange(what, outcome)
-    if own_error is not None:
-        raise own_error
-    for index, other in enumerate(outcomes):
-        if "error" in other:
-            kind = getattr(errors, other["kind"], errors.StoreError)
-            error = kind(f"{what} failed on process {index}: {other['error']}")
-            error.exit_code = other["code"]
-            raise error
-    return [other["value"] for other in outcomes]
+    outcome, own_error = _attempt(group, work)
+    outcomes = group.gather(what, outcome)
+    if outcomes is not None:
+        outcome = next((other for other in outcomes if "error" in other), None)
+        if outcome is None:
+            outcome, own_error = _attempt(group, lambda: finish([o["value"] for o in outcomes]))
+    return _result(group, what, outcome, own_error)
 
 
 def run_on_writer(group: Hosts, what: str, work: Callable[[], Any]) -> Any:
     """Runs `work` on process 0 and returns its result on all; see `run_on_all`."""
-    return run_on_all(group, what, work if group.is_writer else lambda: None)[0]
+    outcome, own_error = _attempt(group, work) if group.is_writer else (None, None)
+    return _result(group, what, outcome, own_error)
+
+
+def _attempt(group: Hosts, work: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None]:
+    """Returns how `work` ended, as JSON, and its error."""
+    try:
+        return {"value": work()}, None
+    except Exception as error:
+        kind, code = type(error).__name__, getattr(error, "exit_code", errors.StoreError.exit_code)
+        return {"error": f"{kind}: {error}", "kind": kind, "code": code, "on": group.index}, error
+
+
+def _result(group: Hosts, what: str, outcome: Any, own_error: Exception | None) -> Any:
+    """Returns the value of process 0 on all, or raises its error."""
+    outcome = group.broadcast(what, outcome)
+    if own_error is not None:
+        raise own_error
+    if "error" in outcome:
+        kind = getattr(errors, outcome["kind"], errors.StoreError)
+        error = kind(f"{what} failed on process {outcome['on']}: {outcome['error']}")
+        error.exit_code = outcome["code"]
+        raise error
+    return outcome["value"]

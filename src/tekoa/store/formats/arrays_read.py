@@ -15,7 +15,7 @@ import numpy as np
 
 from tekoa.core import messages, trees
 from tekoa.store import errors
-from tekoa.store.commit import paths
+from tekoa.store.commit import fault_points, paths
 from tekoa.store.formats.leaves import Leaf, Shardings, to_dtype
 
 FOLDER = "default"
@@ -74,6 +74,7 @@ def read(
     _check_sizes(directory, nonempty)
     opening = {name: ts.open(spec(directory / FOLDER, name), context=context) for name in nonempty}
     stores = {name: _check(directory, nonempty[name], future) for name, future in opening.items()}
+    fault_points.reach("mid_read")
     # All reads start before any is awaited, so that TensorStore runs them in parallel.
     reading = {
         name: start_read(store, nonempty[name], shardings.get(name), _where(directory, name))

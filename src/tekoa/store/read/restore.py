@@ -1,11 +1,10 @@
 """Restores stored leaves into target trees: same names, shapes and dtypes, or an error."""
 
 import dataclasses
-import functools
 import os
 import pathlib
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,8 +18,6 @@ from tekoa.store.formats.index import Index
 from tekoa.store.formats.leaves import Leaf, describe, flatten, is_function
 from tekoa.store.formats.step import OpenStep, find, open_step
 from tekoa.store.read import newest
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +82,13 @@ def restore(
 
     def use(path: pathlib.Path) -> LoadedStep:
         opened = open_together(path, verify=verify)
-        read = functools.partial(restore_step, opened, targets, **options)
-        return _run_on_all(f"reading of {path.name}", read)
+        steps: list[LoadedStep] = []
+
+        def read() -> None:
+            steps.append(restore_step(opened, targets, **options))
+
+        together.run_on_all(hosts.current(), f"reading of {path.name}", read, lambda _: None)
+        return steps[0]
 
     valid = newest.newest_valid(directory, use, list_steps=list_steps)
     return valid and dataclasses.replace(valid.value, skipped=valid.skipped)
@@ -104,24 +106,23 @@ def open_together(path: str | os.PathLike[str], *, verify: manifest.Verify = "fu
         errors.StoreError: On all processes, if they do not see the same commit.
     """
     group, what = hosts.current(), f"check of {pathlib.Path(path).name}"
-    check = functools.partial(open_step, path, verify=verify, part=(group.index, group.count))
-    opened = _run_on_all(what, check)
-    digests = together.run_on_all(group, f"{what}, digest", lambda: opened.commit.digest)
-    differing = [index for index, digest in enumerate(digests) if digest != digests[0]]
-    if differing:
-        raise errors.StoreError(
-            f"{path}: contains another commit on process {differing[0]} (manifest "
-            f"{digests[differing[0]][:12]}) than on process 0 ({digests[0][:12]}). All processes "
-            "must read the same directory: use a shared file system, or copy the step again."
-        )
-    return opened
+    opened: list[OpenStep] = []
 
+    def check() -> str:
+        opened.append(open_step(path, verify=verify, part=(group.index, group.count)))
+        return opened[0].commit.digest
 
-def _run_on_all(what: str, work: Callable[[], T]) -> T:
-    """Runs `work` on every process and returns the result of this one, which need not be JSON."""
-    results: list[T] = []
-    together.run_on_all(hosts.current(), what, lambda: results.append(work()))
-    return results[0]
+    def compare(digests: list[str]) -> None:
+        for index, digest in enumerate(digests):
+            if digest != digests[0]:
+                raise errors.StoreError(
+                    f"{path}: contains another commit on process {index} (manifest {digest[:12]}) "
+                    f"than on process 0 ({digests[0][:12]}). All processes must read the same "
+                    "directory: use a shared file system, or copy the step again."
+                )
+
+    together.run_on_all(group, what, check, compare)
+    return opened[0]
 
 
 def restore_step(
