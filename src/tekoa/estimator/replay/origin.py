@@ -153,7 +153,7 @@ class _Evaluator:
         names = "/".join(filter(None, [names, own]))
         kind, params = equation.primitive.name, equation.params
         if kind == "scan":
-            return self._scan(params, operands, names)
+            return self._scan(equation, operands, names)
         if kind == "while":
             return self._while(params, operands, names)
         if kind == "cond":
@@ -178,8 +178,13 @@ class _Evaluator:
             self._n_events += 1
         return [_Value(x, is_constant, event=event if _Value(x).is_bad else None) for x in results]
 
-    def _scan(self, params: Any, operands: list[_Value], names: str) -> list[_Value]:
-        n_consts, n_carry = params["num_consts"], params["num_carry"]
+    def _scan(self, equation: Any, operands: list[_Value], names: str) -> list[_Value]:
+        params, body = equation.params, equation.params["jaxpr"].jaxpr
+        # Counted from shapes: scanned arrays have one axis more outside than inside.
+        n_xs = sum(a.aval.ndim > b.aval.ndim for a, b in zip(equation.invars, body.invars))
+        n_ys = sum(a.aval.ndim > b.aval.ndim for a, b in zip(equation.outvars, body.outvars))
+        n_carry = len(equation.outvars) - n_ys
+        n_consts = len(operands) - n_carry - n_xs
         consts, carry = operands[:n_consts], operands[n_consts : n_consts + n_carry]
         xs = operands[n_consts + n_carry :]
         n = params["length"]
