@@ -140,12 +140,12 @@ def _choose(
     segments: Sequence[tuple[int, int]], fraction: float, seed: int
 ) -> list[tuple[int, int]]:
     """Chooses segments at random until they contain the requested part of all steps."""
-    wanted = fraction * sum(last - first for first, last in segments)
+    n_steps = fraction * sum(last - first for first, last in segments)
     shuffled = list(segments)
     random.Random(seed).shuffle(shuffled)
     chosen: list[tuple[int, int]] = []
     for segment in shuffled:
-        if chosen and sum(last - first for first, last in chosen) >= wanted:
+        if chosen and sum(last - first for first, last in chosen) >= n_steps:
             break
         chosen.append(segment)
     return sorted(chosen)

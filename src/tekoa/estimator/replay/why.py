@@ -263,8 +263,8 @@ def _remedies(replayer: Replayer, loop: TrainLoop, batch: Any, rows: list[int]) 
         lines.append(f"In float32 the step is {'bad too' if is_bad else 'finite'}.")
     if rows and len(rows) < n_rows:
         good = next(row for row in range(n_rows) if row not in rows)
-        kept = np.array([good if row in rows else row for row in range(n_rows)])
-        without = jax.tree.map(lambda x: np.asarray(x)[kept], batch)
+        row_numbers = np.array([good if row in rows else row for row in range(n_rows)])
+        without = jax.tree.map(lambda x: np.asarray(x)[row_numbers], batch)
         is_bad = _Evaluation(loop).is_bad(state, without)
         lines.append(f"Without these rows the step is {'bad too' if is_bad else 'finite'}.")
     elif loop.step:
