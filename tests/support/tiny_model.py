@@ -42,8 +42,10 @@ signal.signal(signal.SIGUSR2, fail)
 
 
 def get_config():
-    """Settings: an example with NaN (-1: none), seconds per training step, per evaluation."""
-    return ml_collections.ConfigDict({"poison": -1, "step_seconds": 0.0, "eval_seconds": 0.0})
+    """Settings: an example with NaN (-1: none), seconds per step and evaluation, learning rate."""
+    return ml_collections.ConfigDict(
+        {"poison": -1, "step_seconds": 0.0, "eval_seconds": 0.0, "rate": 1e-2}
+    )
 
 
 def open_data(config, pattern, train):
@@ -78,7 +80,7 @@ def experiment(config, data):
     return Experiment(
         model=Model(),
         loss=loss,
-        optimizer=optax.adam(1e-2),
+        optimizer=optax.adam(config.rate),
         inputs=lambda batch: batch["x"],
         metrics={
             "accuracy": lambda logits, batch: jnp.argmax(logits, -1) == batch["y"],

@@ -170,7 +170,7 @@ class Placement:
         if self.layout is None:
             return form
         self._state = self.layout.shardings(self.layout.state_specs(form, axes))
-        return jax.tree.map(_with_sharding, form, self._state)
+        return jax.tree.map(with_sharding, form, self._state)
 
     def make(self, init: Callable[..., TrainState], *args: Any) -> TrainState:
         """Creates a state with the shardings determined by `fit`, without unsharded copies."""
@@ -190,7 +190,7 @@ class Placement:
         if self.layout is None:
             return params, variables
         shardings = self.model_shardings(fns, params, variables, inputs)
-        return jax.tree.map(_with_sharding, (params, dict(variables)), shardings)
+        return jax.tree.map(with_sharding, (params, dict(variables)), shardings)
 
     def new_model(
         self, fns: ModelFns, inputs: tuple[Any, ...]
@@ -303,7 +303,8 @@ class Placement:
         return rows.stop - rows.start
 
 
-def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+def with_sharding(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+    """Returns a shape with a sharding, for reading an array from disk."""
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 

@@ -8,12 +8,14 @@ import optax
 import pytest
 from flax import linen as nn
 
+from tekoa import sharding
 from tekoa.data import DataError
 from tekoa.estimator import InferState, MeanMetrics, TrainState
 from tekoa.estimator.jestimator.infer import Inference, pairs
 from tekoa.estimator.jestimator.train import OwnTraining
 from tekoa.extensions import checkpoint_files
 from tekoa.loop.train import TrainLoop
+from tekoa.store import Store
 from tekoa.testing import count_compilations
 
 
@@ -135,3 +137,53 @@ def test_collections_of_training_are_read_on_request(
         [(_, outputs)] = results(runner, 3, str(tmp_path / "checkpoint_2"))
     assert outputs.tolist() == [total, total + 1, total + 2]
     assert ("memory start from scratch" in caplog.text) == (total == 0)
+
+
+class Wide(nn.Module):
+    """A layer whose kernel can be split."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(24, name="wide")(x)
+
+
+def wide_inference(layout):
+    module = types.SimpleNamespace(
+        get_infer_state=lambda config: InferState.create(Wide(), jnp.zeros((1, 7))),
+        infer_step=lambda config, batch, state: state.replace(
+            ret=state.apply_fn({"params": state.params}, batch)
+        ),
+    )
+    return Inference(module, None, None, batch_size=4, layout=layout)
+
+
+def n_split_kernels():
+    """Counts the live arrays that have the shape of the kernel and are split over the model."""
+    kernels = [x for x in jax.live_arrays() if x.shape == (7, 24)]
+    return sum(getattr(x.sharding, "spec", None) == jax.P(None, "model") for x in kernels)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_mesh_splits_parameters_and_rows_and_changes_no_result(tmp_path, stored):
+    layout = sharding.Layout(
+        sharding.make_mesh(data=2, model=4), rules={"kernel": (None, "model"), ".*": ()}
+    )
+    path = None
+    if stored:
+        rng = np.random.default_rng(0)
+        params = {"wide": {"kernel": rng.normal(size=(7, 24)), "bias": rng.normal(size=24)}}
+        params = jax.tree.map(np.float32, params)
+        with Store(tmp_path) as writer:
+            writer.save(3, {"model_params": params})
+        path = str(tmp_path / "checkpoint_3")
+    x = np.random.default_rng(1).normal(size=(10, 7)).astype(np.float32)
+    data = [(None, x[:4]), (None, x[4:8]), (None, x[8:])]
+    alone = [out for _, out in wide_inference(None).results(path, data, None)]
+    n_before = n_split_kernels()
+    runner = wide_inference(layout)
+    split = runner.results(path, data, None)
+    first = next(split)[1]
+    assert n_split_kernels() > n_before
+    together = [first, *(out for _, out in split)]
+    for a, b in zip(alone, together, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)

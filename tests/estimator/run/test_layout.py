@@ -70,3 +70,9 @@ def test_layout_errors_end_the_command_with_one_message(capsys, tmp_path):
     assert code == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("tekoa: --train_batch_size: A batch of 12 rows cannot be split")
+
+
+def test_a_layout_that_cannot_be_used_is_refused_with_its_flags():
+    layout_lib.refuse_flags(run_of("--model_dir=a").config, "reason")
+    with pytest.raises(flags.UsageError, match=r"--mesh, --num_partitions cannot be used"):
+        layout_lib.refuse_flags(run_of("--mesh=data=2", "--num_partitions=2").config, "reason")

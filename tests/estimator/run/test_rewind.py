@@ -1,10 +1,13 @@
 """Rewinding a run: the older step is continued exactly, and the newer ones are kept."""
 
+import json
 import pathlib
 import shutil
 
+import numpy as np
 import pytest
 
+from support import events
 from tekoa import store
 from tekoa.estimator.cli import main
 from tekoa.estimator.cli.exit_codes import ExitCode
@@ -110,6 +113,70 @@ def test_a_run_is_rewound_to_a_best_checkpoint(run):
     shutil.copytree(run / "checkpoint_10", best / "checkpoint_10")
     assert train(run, 20, *rewind_to(best)) == 0
     assert parent(run, 20) == digest(run, 15)
+
+
+SELECTION = ("--valid_pattern=valid", "--save_high=accuracy", "--early_stop=cost:50:min")
+
+
+def validations(run):
+    return json.loads((run / "early_stop.json").read_text())
+
+
+def losses(run):
+    """Returns the losses that are stored with the checkpoints of a run."""
+    steps = [step for step in paths.list_steps(run) if step > 0]
+    metrics = {info.step: info.metrics for info in store.inspect(run)}
+    return {step: np.float32(metrics[step]["train/loss"]) for step in steps}
+
+
+def test_a_run_that_resumes_from_an_older_step_replaces_its_points(run):
+    before = losses(run)
+    for step in (10, 15):  # As if they had been lost.
+        shutil.rmtree(paths.step_dir(run, step))
+    assert train(run, 20, "--module_config.rate=0.1", "--check_every_steps=4") == 0
+    points = events.read_points(run / "train")["train/loss"]
+    assert [step for step, _ in points] == [5, 8, 12, 16, 20]
+    assert dict(points) == losses(run)
+    assert losses(run)[5] == before[5]
+
+
+def test_nothing_of_the_steps_set_aside_counts_for_the_new_history(tmp_path):
+    run = tmp_path / "run"
+    watch = ["eval_wait", TINY, f"--model_dir={run}", "--eval_pattern=eval", "--save_high=accuracy"]
+    assert train(run, 15, *SELECTION) == 0
+    assert main.main(watch) == 0
+    # The later steps were the best; now they are worse, because nothing is learned.
+    best_dirs = [run / "high_train_valid_accuracy", run / "eval" / "high_accuracy"]
+    for best_dir in best_dirs:
+        for step in (10, 15):
+            shutil.rmtree(best_dir / f"checkpoint_{step}", ignore_errors=True)
+            shutil.copytree(run / f"checkpoint_{step}", best_dir / f"checkpoint_{step}")
+        (best_dir / "score").write_text("1.0")
+    (run / "eval" / "high_accuracy" / "scores.json").write_text(
+        json.dumps([{"step": 15, "commit": digest(run, 15), "value": 1.0}])
+    )
+    before = events.read_points(run / "train")["train/loss"]
+    assert [step for step, _ in before] == [5, 10, 15]
+    still = "--module_config.rate=0"
+    assert train(run, 5, *SELECTION, *rewind_to(run / "checkpoint_5")) == 0
+    assert [step for step, _ in events.read_points(run / "train")["train/loss"]] == [5]
+    for best_dir in best_dirs:
+        assert paths.list_steps(best_dir / "set_aside-15") == [10, 15]
+        assert all(step <= 5 for step in paths.list_steps(best_dir))
+        assert not (best_dir / "score").exists() or paths.list_steps(best_dir)
+    assert train(run, 15, *SELECTION, still, *rewind_to(run / "checkpoint_5")) == 0
+    assert main.main(watch) == 0
+    after = dict(events.read_points(run / "train")["train/loss"])
+    assert after == losses(run)
+    assert after[5] == dict(before)[5]
+    assert all(after[step] != dict(before)[step] for step in (10, 15))
+    # Nothing was learned after step 5, so all validations have its value.
+    values = validations(run)
+    assert values["15"] == values["10"] == values["5"]
+    for best_dir in best_dirs:
+        for step in paths.list_steps(best_dir):
+            assert_trees_equal(contents(best_dir, step), contents(run, step))
+    assert float((best_dirs[1] / "score").read_text()) < 1.0
 
 
 def test_a_step_of_another_history_is_set_aside_too(run, fifteen_steps):

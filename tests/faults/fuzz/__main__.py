@@ -21,7 +21,7 @@ import traceback
 import kinds
 from changes import change
 
-MAX_SECONDS = 60  # A reader that waits; the program may run at the lowest priority.
+MAX_SECONDS = 200  # A reader that waits; the program may run at the lowest priority.
 MAX_CPU_SECONDS = 5
 MAX_GROWN_MIB = 512
 MAX_POOL = 500

@@ -340,7 +340,7 @@ def run_json(scratch):
     def read():
         command("inspect", str(run))
         command("page", str(run), "--out=page.html")
-        if next(count) % 50 == 0:  # These compile.
+        if next(count) % 100 == 99:  # These compile.
             command("eval", TINY, f"--model_dir={run}", "--eval_pattern=eval", "--dry_run")
             command("train", TINY, *arguments, "--dry_run")
         facts = run_record.read(path)
@@ -441,6 +441,7 @@ def flag_list(scratch):
     """The arguments of the command: parsed, and run if that is quick and stays in the directory."""
     command("train", TINY, "--model_dir=run", "--max_train_steps=3", "--train_pattern=train")
     arguments: list[str] = []
+    count = itertools.count(1)
     slow = {"coordinator_address", "num_processes", "process_id", "profiler_port", "compile_cache"}
     slow |= {"profile_steps", "compat", "host_timeout_secs", "module_config"}
 
@@ -453,7 +454,9 @@ def flag_list(scratch):
         return (
             not any(text.startswith(("/", "~")) or ".." in text for text in texts)
             and not slow & set(config.given)
-            and (name in {c[0] for c in COMMANDS})
+            and name in {c[0] for c in COMMANDS}
+            # Most commands that run a model compile it.
+            and (name in ("inspect", "page", "convert", "models") or next(count) % 50 == 0)
             and (name != "train" or config.dry_run)
             and max(config.train_batch_size, config.eval_batch_size, config.accumulate) < 10_000
         )

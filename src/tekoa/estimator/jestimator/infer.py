@@ -17,6 +17,8 @@ from tekoa.core.trees import PyTree
 from tekoa.data import DataError
 from tekoa.estimator.jestimator import states
 from tekoa.hosts.signals import StopFlag
+from tekoa.sharding.layout import Layout
+from tekoa.sharding.placement import Placement, with_sharding
 from tekoa.store.read import restore
 
 _log = logging.getLogger("tekoa")
@@ -35,21 +37,34 @@ class Inference:
         config: What its `load_config` returned.
         frozen: The config passed to steps.
         batch_size: Rows in a full batch.
+        layout: How parameters and rows are split over the devices of this process.
 
     Raises:
         TypeError: If `get_infer_state` does not return an `InferState`.
     """
 
-    def __init__(self, module: types.ModuleType, config: Any, frozen: Any, *, batch_size: int):
+    def __init__(
+        self,
+        module: types.ModuleType,
+        config: Any,
+        frozen: Any,
+        *,
+        batch_size: int,
+        layout: Layout | None = None,
+    ):
         self._module, self._frozen, self._batch_size = module, frozen, batch_size
         self._config = config
+        self._place = Placement(layout)
         shapes = jax.eval_shape(self._new_state)
         names = [name for name in states.array_fields(shapes) if name != "ret"]
         self._shapes: Fields = _fields(shapes, names)
+        self._shardings = None if layout is None else _shardings(self._shapes, layout, shapes)
+        if self._shardings is not None:
+            self._shapes = jax.tree.map(with_sharding, self._shapes, self._shardings)
         # Functions and settings only.
         self._frame = shapes.replace(ret=None, **dict.fromkeys(names))
         self._initial = functools.cache(self._compute_initial)
-        self._step = jax.jit(self._run)
+        self._step = jax.jit(self._place.traced(self._run))
 
     def results(
         self, path: str | None, data: Iterable[tuple[Any, Any]], stop_flag: StopFlag | None
@@ -73,7 +88,7 @@ class Inference:
             if stop_flag is not None and stop_flag.is_set():
                 raise InterruptedError("Stopped before the end of the data.")
             padded, n_rows = self._pad(fields, batch)
-            fields, outputs = self._step(fields, padded)
+            fields, outputs = self._step(fields, self._place.batch(padded))
             if outputs is not None:
                 pending.append((extra, outputs, n_rows))
             # One batch behind, so that the device is busy while these results are used.
@@ -93,7 +108,8 @@ class Inference:
 
     def _compute_initial(self, names: tuple[str, ...]) -> Fields:
         """Returns the initial values of some fields; what they do not need is not computed."""
-        return jax.jit(lambda: _fields(self._new_state(), names))()
+        shardings = self._shardings and {name: self._shardings[name] for name in names}
+        return jax.jit(lambda: _fields(self._new_state(), names), out_shardings=shardings)()
 
     def _run(self, fields: Fields, batch: Any) -> tuple[Fields, PyTree]:
         state = self._module.infer_step(self._frozen, batch, self._frame.replace(**fields))
@@ -149,6 +165,13 @@ def _fields(state: states.InferState, names: Iterable[str]) -> Fields:
     if "_vars" in fields:
         fields["_vars"] = flax.core.unfreeze(fields["_vars"])
     return fields
+
+
+def _shardings(fields: Fields, layout: Layout, state: states.InferState) -> Fields:
+    """Splits the parameters by the rules of the layout; everything else is on all devices."""
+    whole = jax.NamedSharding(layout.mesh, jax.P())
+    params = layout.shardings(layout.tree_specs(state.params, state.logical_axes()))
+    return {**jax.tree.map(lambda _: whole, fields), "params": params}
 
 
 def _log_not_restored(variables: PyTree) -> None:

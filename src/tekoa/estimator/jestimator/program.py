@@ -17,6 +17,7 @@ from tekoa.estimator.jestimator.train import OwnTraining
 from tekoa.estimator.jestimator.valid import Validation
 from tekoa.estimator.model_file import optimizers
 from tekoa.estimator.model_file.program import Kind, ProgramData, TrainParts
+from tekoa.estimator.run import layout as layout_lib
 from tekoa.estimator.run.passes import Reiterable
 from tekoa.estimator.run.run import Run
 from tekoa.hosts.signals import StopFlag
@@ -66,10 +67,15 @@ class LongProgram:
             data=batches,
             choose_optimizer=self._choose_optimizer,
         )
-        rules = getattr(self._config, "logical_axis_rules", None)
-        if layout is not None and rules:
-            layout = dataclasses.replace(layout, logical_axis_rules=list(rules))
+        layout = self._with_rules(layout)
         return TrainParts(model=None, task=training, optimizer=training.optimizer, layout=layout)
+
+    def _with_rules(self, layout: Layout | None) -> Layout | None:
+        """Adds the rules of the model file to a layout."""
+        rules = getattr(self._config, "logical_axis_rules", None)
+        if layout is None or not rules:
+            return layout
+        return dataclasses.replace(layout, logical_axis_rules=list(rules))
 
     def _choose_optimizer(self, own: optax.GradientTransformation) -> optax.GradientTransformation:
         """Returns the optimizer that the flags request, or the model file's own."""
@@ -154,7 +160,15 @@ class LongProgram:
         return training.scales(self.sample("train"))
 
     def _inference(self, batch_size: int) -> Inference:
-        return Inference(self._run.module, self._config, self._frozen, batch_size=batch_size)
+        if hosts.current().count > 1:
+            # Every process evaluates all of the data.
+            layout_lib.refuse_flags(self._flags, "each of several processes evaluates alone")
+            layout = None
+        else:
+            layout = self._with_rules(self._data.layout)
+        return Inference(
+            self._run.module, self._config, self._frozen, batch_size=batch_size, layout=layout
+        )
 
     def _require(self, *names: str) -> None:
         for name in names:

@@ -215,6 +215,7 @@ class InferState(_Collections, struct.PyTreeNode):
     params: PyTree
     save_mutable: bool = struct.field(pytree_node=False, default=False)
     _vars: Any = struct.field(default_factory=dict)
+    _axes: Any = struct.field(pytree_node=False, default=())
 
     @classmethod
     def create(
@@ -228,7 +229,7 @@ class InferState(_Collections, struct.PyTreeNode):
             save_mutable: See the class.
             **init_kwargs: Keyword arguments of `model.init`.
         """
-        params, variables, _ = _init_model(model, jax.random.key(0), init_args, init_kwargs)
+        params, variables, axes = _init_model(model, jax.random.key(0), init_args, init_kwargs)
         return cls(
             step=jnp.zeros((), jnp.int32),
             apply_fn=model.apply,
@@ -236,7 +237,12 @@ class InferState(_Collections, struct.PyTreeNode):
             params=params,
             save_mutable=save_mutable,
             _vars=variables,
+            _axes=axes,
         )
+
+    def logical_axes(self) -> dict[trees.Name, tuple[Any, ...]]:
+        """Returns the logical axes of the model's arrays, by collection and name."""
+        return dict(self._axes)
 
 
 def array_fields(state: TrainState | InferState) -> list[str]:

@@ -36,6 +36,13 @@ def layout_of(run: Run) -> layout.Layout | None:
     return make_layout(run, mesh)
 
 
+def refuse_flags(config: RunConfig, reason: str) -> None:
+    """Raises UsageError if a flag requests a layout where none is possible."""
+    requested = [f"--{name}" for name in _FLAGS if name in config.given]
+    if requested:
+        raise UsageError(f"{', '.join(requested)} cannot be used here: {reason}.")
+
+
 def make_layout(run: Run, mesh: mesh_lib.AnyMesh) -> layout.Layout:
     """Creates the layout on a mesh from the rules of the flags and the model file."""
     config = run.config

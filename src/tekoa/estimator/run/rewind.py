@@ -1,22 +1,26 @@
 """Rewinds a run to one of its older checkpoints.
 
-The newer checkpoints are set aside, not deleted. `rewind.json` records the request once they are:
-the same command then resumes the rewound run, instead of rewinding it at every start.
+The newer checkpoints are set aside, not deleted, and so are the best ones among them, with their
+scores: they belong to a history that is not continued. `rewind.json` records the request once they
+are: the same command then resumes the rewound run, instead of rewinding it at every start.
 """
 
 import json
 import os
 import pathlib
+from typing import Any, Literal
 
 from tekoa import hosts
 from tekoa.core import files
-from tekoa.extensions import run_record
+from tekoa.extensions import run_record, tensorboard
 from tekoa.store import errors
 from tekoa.store.commit import durable, identity, paths, together
 from tekoa.store.formats import step as step_lib
 from tekoa.store.store import Store
+from tekoa.store.transfer import best
 
 REWIND_FILE = "rewind.json"
+_MODES: dict[str, Literal["min", "max"]] = {"high_": "max", "low_": "min"}
 
 
 def is_inside(model_dir: pathlib.Path, path: str | os.PathLike[str]) -> bool:
@@ -47,7 +51,10 @@ def describe_done(model_dir: pathlib.Path, requested: str) -> str:
 
 
 def rewind(checkpoint_store: Store, path: pathlib.Path, requested: str) -> None:
-    """Sets aside the checkpoints after a step, and permanent copies of them.
+    """Sets aside the checkpoints after a step, and permanent and best copies of them.
+
+    Their points in TensorBoard are discarded. What was validated after the step is forgotten by
+    early stopping when it resumes, and what was evaluated once the evaluator sees a new checkpoint.
 
     A program that is killed meanwhile leaves no record: the next start sets aside the others.
 
@@ -59,16 +66,22 @@ def rewind(checkpoint_store: Store, path: pathlib.Path, requested: str) -> None:
     model_dir = checkpoint_store.directory
     copies = model_dir / "save"
 
-    def list_newer() -> dict[str, list[int]]:
+    def list_newer() -> dict[str, Any]:
         source = step_lib.open_step(path, verify="size")
         step = source.index.step
         own = [n for n in paths.list_steps(model_dir) if n >= step]
         # A step of the same number may belong to another history.
         if step in own and _has_digest(paths.step_dir(model_dir, step), source.commit.digest):
             own.remove(step)
-        return {"own": own, "copies": [n for n in paths.list_steps(copies) if n > step]}
+        newer_copies = [n for n in paths.list_steps(copies) if n > step]
+        return {"step": step, "own": own, "copies": newer_copies}
 
     newer = together.run_on_writer(hosts.current(), "search for newer steps", list_newer)
+    together.run_on_writer(
+        hosts.current(),
+        "rewinding of the best checkpoints",
+        lambda: _set_best_aside(model_dir, newer["step"], requested),
+    )
     if newer["copies"]:
         with Store(copies, keep=()) as copy_store:
             _set_aside(copy_store, newer["copies"], requested)
@@ -76,6 +89,9 @@ def rewind(checkpoint_store: Store, path: pathlib.Path, requested: str) -> None:
         _set_aside(checkpoint_store, newer["own"], requested)
 
     def record() -> None:
+        points = tensorboard.ScalarWriter(model_dir / "train")
+        points.discard_from(newer["step"] + 1)
+        points.close()
         text = json.dumps({"checkpoint_path": _relative(model_dir, requested)})
         durable.replace(model_dir / REWIND_FILE, text.encode())
 
@@ -85,8 +101,23 @@ def rewind(checkpoint_store: Store, path: pathlib.Path, requested: str) -> None:
 def _set_aside(checkpoint_store: Store, steps: list[int], requested: str) -> None:
     aside = checkpoint_store.set_aside(steps)
     if hosts.current().is_writer:
-        names = ", ".join(map(str, steps))
-        print(f"Rewinding to {requested}: steps {names} are set aside in {aside}.", flush=True)
+        _report(steps, aside, requested)
+
+
+def _set_best_aside(model_dir: pathlib.Path, step: int, requested: str) -> None:
+    """Sets aside the best checkpoints after a step: those of validation and of evaluators."""
+    for prefix, mode in _MODES.items():
+        for directory in sorted([*model_dir.glob(f"{prefix}*"), *model_dir.glob(f"*/{prefix}*")]):
+            steps = [] if directory.is_symlink() else paths.list_steps(directory)
+            newer = [n for n in steps if n > step]
+            if newer:
+                copies = best.BestCopies(directory, mode=mode, keep=len(steps))
+                _report(newer, copies.set_aside(newer), requested)
+
+
+def _report(steps: list[int], aside: pathlib.Path, requested: str) -> None:
+    names = ", ".join(map(str, steps))
+    print(f"Rewinding to {requested}: steps {names} are set aside in {aside}.", flush=True)
 
 
 def _has_digest(path: pathlib.Path, digest: str) -> bool:

@@ -13,6 +13,7 @@ import math
 import operator
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Literal
 
 from tekoa.core import files
@@ -78,6 +79,8 @@ class BestCopies:
             errors.DamagedError: If the step is incomplete.
             errors.LeaseHeldError: If another process is writing to the directory.
         """
+        # Copies are set aside when training is rewound, also while this program runs.
+        self._scores = self._read()
         value, best = float(value), self.best
         if not math.isfinite(value) or not (best is None or self._is_better(value, best)):
             return False
@@ -108,8 +111,18 @@ class BestCopies:
                 commit.remove(lease, n)
         self._scores = {n: entry for n, entry in self._scores.items() if n in best_steps}
         self._write([(n, *entry) for n, entry in self._scores.items()])
-        if self.best is not None:
-            durable.replace(self._directory / "score", repr(self.best).encode())
+        if self.best is None:
+            (self._directory / score.NAME).unlink(missing_ok=True)
+        else:
+            durable.replace(self._directory / score.NAME, repr(self.best).encode())
+
+    def set_aside(self, steps: Sequence[int]) -> pathlib.Path:
+        """Moves copies, at least one, to a subdirectory, where they do not count; returns it."""
+        with copy.writing(self._directory) as lease:
+            aside = commit.set_aside(lease, steps)
+            self._scores = {n: entry for n, entry in self._scores.items() if n not in steps}
+            self._settle(lease)
+        return aside
 
     def _write(self, entries: list[tuple[int, str, float]]) -> None:
         rows = [{"step": n, "commit": digest, "value": value} for n, digest, value in entries]
@@ -136,7 +149,7 @@ class BestCopies:
 
     def _read_text(self, digests: dict[int, str]) -> dict[int, tuple[str, float]]:
         """Reads the score of an earlier version, which belongs to the newest copy."""
-        value = score.BestScore(self._directory / "score", mode="min").value
+        value = score.BestScore(self._directory / score.NAME, mode="min").value
         if value is None or not digests:
             return {}
         newest = max(digests)
