@@ -128,6 +128,7 @@ TASKS = {
             load=lambda: (data.mnist()[0], tuple(a[:4000] for a in data.mnist()[1])),
             batch_size=32,
             n_steps=400,
+            tuned_on=True,
         ),
         Task(
             name="words",
@@ -154,6 +155,7 @@ TASKS = {
             accuracy=None,
             batch_size=32,
             n_steps=600,
+            tuned_on=True,
         ),
         Task(
             name="deep",
@@ -161,6 +163,7 @@ TASKS = {
             model=models.Mlp((*[64] * 20, 10)),
             load=data.small_mnist,
             n_steps=800,
+            tuned_on=True,
         ),
         Task(
             name="digits",
@@ -169,6 +172,7 @@ TASKS = {
             load=data.sklearn_digits,
             batch_size=32,
             n_steps=300,
+            tuned_on=True,
         ),
     )
 }

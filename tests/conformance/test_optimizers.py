@@ -20,8 +20,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tekoa.core import trees
-from tekoa.optim import groups, rates, sphere
-from tekoa.optim.amos import transform
+from tekoa.optim import groups, muon, rates, sphere
+from tekoa.optim.amos import budget, transform
 from tekoa.optim.scales.roles import Role
 from tekoa.optim.scales.table import ScaleRow, ScaleTable
 from tekoa.optim.triples import classic, convert
@@ -76,6 +76,23 @@ def sphere_with(**kwargs):
     return make
 
 
+class TableOfMatrices(TableOfOutputs):
+    """The same table with hidden matrices, which Muon orthogonalises."""
+
+    def row(self, name, shape):
+        row = super().row(name, shape)
+        return dataclasses.replace(row, role=dataclasses.replace(row.role, is_output=False))
+
+
+def muon_with(learning_rate):
+    return muon.muon_for(TableOfMatrices(), learning_rate=learning_rate)
+
+
+def later_amos(learning_rate):
+    """The later form of Amos has no rate, but a number of steps."""
+    return budget.amos_for_budget(round(10 / learning_rate), lambda name, shape: 1.0)
+
+
 def triple(maker, **kwargs):
     return lambda learning_rate: convert.from_triple(maker(learning_rate, **kwargs))
 
@@ -100,6 +117,8 @@ OPTIMIZERS = {
     "amos_schedule": Case(amos_with_warm_up, 0.1, 0.05, 0.1),
     "sphere": Case(sphere_with(), 0.1, 0.05, 0.1),
     "sphere_reduced": Case(sphere_with(is_reduced=True), 0.1, 0.05, 0.1),
+    "muon": Case(muon_with, 0.1, 0.05, 0.1),
+    "amos_later": Case(later_amos, 0.1, 0.05, 0.1),
     "sgd": Case(triple(classic.sgd), 0.1, 1e-3, 0.5),
     "momentum": Case(triple(classic.momentum, mass=0.9), 0.05, 2e-4, 0.1),
     "nesterov": Case(triple(classic.nesterov, mass=0.9), 0.05, 2e-4, 0.1),
@@ -112,6 +131,10 @@ OPTIMIZERS = {
     "groups": Case(two_groups, 0.05, 2e-3, 0.05),
 }
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+# The later form of Amos has a number of steps in place of a rate.
+with_rate = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "amos_later"])
+# Hidden kernels stay on their scale, wherever the minimum is.
+free_to_move = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "muon"])
 # Clipping is a transformation of optax in front, a schedule only sets the rate, and scalar slots
 # are reduced ones: trees, sizes and devices take the same path as in the other variants.
 _SAME_PATHS = ("amos_scalar", "amos_clip", "amos_schedule")
@@ -277,7 +300,7 @@ def test_multi_steps_takes_one_step_with_the_mean_gradient(name):
     assert_close(state.inner_opt_state, expected_state)
 
 
-@every_optimizer
+@with_rate
 def test_injected_rate_can_be_changed_during_training(name):
     tx = optax.inject_hyperparams(OPTIMIZERS[name].make)(learning_rate=RATE)
     state = tx.init(PARAMS)
@@ -499,7 +522,7 @@ def minimize(tx, loss, params, n_steps):
     return params
 
 
-@every_optimizer
+@free_to_move
 def test_quadratic_is_minimized(name):
     target = {"kernel": jnp.float32([1.0, -2.0, 0.5]), "bias": jnp.float32(0.3)}
     scales = jnp.float32([0.5, 1.0, 2.0])
@@ -514,7 +537,7 @@ def test_quadratic_is_minimized(name):
     assert float(loss(end)) < 1e-3 * float(loss(start))
 
 
-@every_optimizer
+@free_to_move
 def test_rosenbrock_function_is_minimized(name):
     loss = lambda params: (1 - params[0]) ** 2 + 100 * (params[1] - params[0] ** 2) ** 2
     start = [jnp.float32(-1.0), jnp.float32(1.0)]
@@ -524,7 +547,7 @@ def test_rosenbrock_function_is_minimized(name):
     assert float(loss(end)) < 0.1
 
 
-@every_optimizer
+@free_to_move
 def test_small_classification_is_learned(name):
     x = normal(5, (96, 4))
     labels = np.argmax(x @ normal(6, (4, 3)), axis=1)

@@ -5,6 +5,7 @@ import contextlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tekoa.bridges.any_model import as_model_fns
@@ -13,6 +14,7 @@ from tekoa.extensions.checkpoint_files import CheckpointFileReader, CheckpointFi
 from tekoa.loop.task import TrainTask
 from tekoa.loop.train import TrainLoop
 from tekoa.optim import sphere
+from tekoa.optim.groups import param_groups
 from tekoa.optim.scales.auto import scales_of_function
 from tekoa.sharding.layout import Layout
 from tekoa.sharding.mesh import make_mesh
@@ -84,6 +86,23 @@ def test_resumed_run_of_another_length_says_so(tmp_path, capsys):
         write(next(iter(make_loop())))
     make_loop(model=CheckpointFileReader(tmp_path, PARAMS), n_steps=15, stdout=True)
     assert "earlier part of this run was planned for 12 steps" in capsys.readouterr().out
+
+
+def test_names_in_groups_are_resolved_and_resumed(tmp_path, capsys):
+    make = lambda **options: make_loop(param_groups({"a$": "auto", ".*": "adamw"}), **options)
+    straight = end(make(stdout=True))
+    line = "Group 'a$': Optimizer auto (sphere): planned for 12 steps; 1 kernels stay"
+    assert line in capsys.readouterr().out
+    table = scales_of_function(lambda p, x, y: mse(apply(p, x), y), PARAMS, *DATA[0])
+    by_hand = param_groups({"a$": sphere.sphere(table, n_steps=12), ".*": optax.adamw(5e-4)})
+    assert_trees_equal(straight.params, end(make_loop(by_hand)).params)
+    loop = make()
+    with contextlib.closing(CheckpointFileWriter(tmp_path)) as write:
+        write(next(iter(loop)))
+    other_first = [(10 * DATA[0][0], DATA[0][1]), *DATA[1:]]
+    resumed = make(model=CheckpointFileReader(tmp_path, PARAMS), data=other_first)
+    assert resumed.facts == loop.facts
+    assert_trees_equal(end(resumed), straight)
 
 
 @pytest.mark.parametrize(

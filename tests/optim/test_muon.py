@@ -53,7 +53,7 @@ def test_hidden_matrices_take_orthogonal_steps_and_the_rest_those_of_sphere():
         np.testing.assert_allclose(updates[name], expected[name], rtol=1e-5)
     moved = np.asarray(PARAMS["out"] + updates["out"])
     step = optax_step(grads["out"]).reshape(2, 5, 6)
-    rate, eta = float(sphere.step_size(10)(0)), TABLE["out"].eta
+    rate, eta = float(sphere.step_size(10)(0)), TABLE["out"].eta  # The only residual branch.
     unscaled = PARAMS["out"] - rate * eta * step / np.sqrt(np.mean(step**2))
     np.testing.assert_allclose(
         moved, unscaled * eta / np.sqrt(np.mean(unscaled**2)), rtol=1e-4, atol=1e-6

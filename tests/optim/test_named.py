@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from tekoa.optim import muon, named, sphere
+from tekoa.optim.amos import transform
 from tekoa.optim.scales.auto import scales_of_function
 from tekoa.testing import assert_trees_equal
 
@@ -97,8 +98,35 @@ def test_without_a_number_of_steps_the_steps_decrease_forever():
         first_update(optimizer),
         first_update(sphere.sphere(find_table(), learning_rate=sphere.anytime_step_size())),
     )
-    with pytest.raises(ValueError, match="needs the number of steps"):
-        named.NamedOptimizer("amos").resolve(find_table, n_steps=None)
+
+
+def test_amos_without_a_number_of_steps_is_the_published_form():
+    optimizer, table = named.NamedOptimizer("amos"), find_table()
+    line = optimizer.resolve(find_table, n_steps=None)
+    assert line.endswith("the published form, learning rate 0.01.")
+    published = transform.amos(0.01, table.eta_fn, table.shape_fn)
+    assert_trees_equal(first_update(optimizer), first_update(published))
+
+
+@pytest.mark.parametrize("name", ["auto", "sphere", "muon"])
+def test_run_of_an_earlier_rule_is_resumed_with_it(name):
+    earlier = {"name": name, "n_steps": 50, "eta": find_table().etas}  # Without a version.
+    make = muon.muon_for if name == "muon" else sphere.sphere
+    settings = {"full_depth": np.inf, "branch_power": 0.0, "restarts": False}
+    expected = make(find_table(), n_steps=50, **settings)
+    resumed = named.NamedOptimizer(name)
+    resumed.resolve(find_table, n_steps=50, saved=earlier)
+    assert jax.tree.structure(resumed.init(PARAMS)) == jax.tree.structure(expected.init(PARAMS))
+    assert_trees_equal(first_update(resumed), first_update(expected))
+    assert resumed.facts["rule"] == 1
+
+
+def test_run_of_an_unknown_rule_is_refused():
+    saved = {"name": "auto", "n_steps": 50, "eta": {}, "rule": 99}
+    with pytest.raises(
+        ValueError, match=r"version 99 of the rules of 'auto'; this Tekoa has \[1, "
+    ):
+        named.NamedOptimizer("auto").resolve(find_table, n_steps=50, saved=saved)
 
 
 def test_resumed_run_uses_the_saved_scales():

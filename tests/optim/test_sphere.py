@@ -47,7 +47,17 @@ def rms(x, axis=None):
 
 
 def expected_params(
-    n, *, c=0.5, b1=0.9, b2=0.99, factor=2.0, bound=0.2, nesterov=True, row_radius=False
+    n,
+    *,
+    c=0.5,
+    b1=0.9,
+    b2=0.99,
+    factor=2.0,
+    hidden=1.0,
+    bound=0.2,
+    nesterov=True,
+    row_radius=False,
+    restarts=True,
 ):
     """The formulas in float64, parameter by parameter."""
     params = {name: x.astype(np.float64) for name, x in PARAMS.items()}
@@ -57,17 +67,20 @@ def expected_params(
     for t in range(1, n + 1):
         xi = c / math.sqrt(n) * min(1, t / n_warm)
         xi *= 0.5 * (1 + math.cos(math.pi * max(0, (t - n_warm) / (n + 1 - n_warm))))
+        age = max(1, t - 1) if restarts else t  # Of the moments.
         for name, g in grads(t - 1).items():
+            if restarts and t == 2:
+                m[name], v[name] = np.zeros_like(m[name]), np.zeros_like(v[name])
             m[name] = b1 * m[name] + (1 - b1) * g
             v[name] = b2 * v[name] + (1 - b2) * g.astype(np.float64) ** 2
-            u = m[name] / (1 - b1**t)
+            u = m[name] / (1 - b1**age)
             if nesterov:
-                u = (b1 * m[name] + (1 - b1) * g) / (1 - b1 ** (t + 1))
-            u = u / np.sqrt(v[name] / (1 - b2**t))
+                u = (b1 * m[name] + (1 - b1) * g) / (1 - b1 ** (age + 1))
+            u = u / np.sqrt(v[name] / (1 - b2**age))
             is_row = row_radius and name == "table"
             if name != "bias" and not is_row:
                 u = u / max(rms(u), bound)
-            w = params[name] - xi * ETA[name] * u * (factor if name == "head" else 1)
+            w = params[name] - xi * ETA[name] * u * (factor if name == "head" else hidden)
             if is_row:
                 w = w * ETA[name] / rms(w, axis=1)[:, None]
             elif name in ("body", "table"):
@@ -86,8 +99,10 @@ def expected_params(
         ({"output_factor": 3.0, "min_rms": 0.9}, {"factor": 3.0, "bound": 0.9}),
         ({"nesterov": False}, {"nesterov": False}),
         ({"row_radius": True}, {"row_radius": True}),
+        ({"full_depth": 2.0}, {"hidden": 2 / 3}),  # Table, body and head are three in a row.
+        ({"restarts": False}, {"restarts": False}),
     ],
-    ids=["default", "decays", "output", "momentum", "rows"],
+    ids=["default", "decays", "output", "momentum", "rows", "depth", "no restart"],
 )
 def test_steps_follow_the_formulas(settings, expected):
     params, _ = run(sphere.sphere(TABLE, n_steps=12, **settings), PARAMS, 12)
@@ -123,6 +138,30 @@ def stacked(params, x):
     for i in range(3):
         x = jnp.tanh(x @ params["stack"][i])
     return x @ params["head"]
+
+
+def test_ends_of_residual_branches_share_the_scale():
+    def residual(params, x):
+        x = x @ params["in"]
+        x = x + jnp.tanh(x @ params["up"]) @ params["down"]
+        return (x + x @ params["last"]) @ params["head"]
+
+    sizes = {"in": (4, 6), "up": (6, 8), "down": (8, 6), "last": (6, 6), "head": (6, 2)}
+    params = {name: normal(0, shape) for name, shape in sizes.items()}
+    table = scales_of_function(residual, params, normal(1, (32, 4)))
+    moved, _ = run(
+        sphere.sphere(table, n_steps=10), params, 1, lambda i: jax.tree.map(jnp.ones_like, params)
+    )
+    for name, share in {"in": 1, "up": 1, "down": 2, "last": 2}.items():
+        assert rms(moved[name]) == pytest.approx(table[name].eta / share, rel=1e-5), name
+
+
+def test_gradients_of_oversized_weights_are_forgotten():
+    huge = lambda i: grads(i) if i else jax.tree.map(lambda g: 1e6 * g, grads(0))
+    expected, _ = run(sphere.sphere(TABLE, n_steps=10), PARAMS, 4)
+    params, _ = run(sphere.sphere(TABLE, n_steps=10), PARAMS, 4, huge)
+    for name, value in expected.items():
+        np.testing.assert_allclose(params[name], value, rtol=1e-4, err_msg=name)
 
 
 def test_layers_of_a_stack_move_like_layers_of_their_own():
@@ -180,7 +219,9 @@ def test_slots_of_bfloat16_parameters_are_float32():
     bf16_grads = lambda i: jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), grads(i))
     params, state = run(tx, params, 3, bf16_grads)
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
-    assert {x.dtype for x in jax.tree.leaves((state[0].mu, state[0].nu))} == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves((state[0].inner.mu, state[0].inner.nu))} == {
+        jnp.dtype("float32")
+    }
     assert rms(params["body"].astype(np.float32)) == pytest.approx(ETA["body"], rel=0.01)
 
 

@@ -22,7 +22,7 @@ from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
-from tekoa.optim import named
+from tekoa.optim import groups
 from tekoa.optim.scales.table import ScaleTable
 
 _log = logging.getLogger("tekoa")
@@ -202,7 +202,7 @@ class ModelTraining:
         )
         self._fns, self._task, self._input_sample = fns, task, input_sample
         self.optimizer_line = ""
-        self._named = optimizer if isinstance(optimizer, named.NamedOptimizer) else None
+        self._named = groups.by_name(optimizer)
         self.data = task.data
 
     def resolve_optimizer(

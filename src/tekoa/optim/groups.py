@@ -4,6 +4,7 @@ A group consists of the parameters whose name matches a regex; the first match i
 wins. One table works for Linen, NNX, Equinox and dicts, since leaves are named alike.
 """
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from tekoa.core import rules, trees
-from tekoa.optim import rates
+from tekoa.optim import named, rates
+from tekoa.optim.scales.table import ScaleTable
 from tekoa.optim.triples import schedules
 
 GroupValue = (
@@ -22,6 +24,7 @@ GroupValue = (
     | optax.MultiSteps
     | schedules.ScalarOrSchedule
     | Literal["freeze"]
+    | str
     | None
 )
 
@@ -32,9 +35,68 @@ class UnusedRuleWarning(UserWarning):
     """A pattern of the table matches no parameter."""
 
 
+class GroupedOptimizer(optax.GradientTransformationExtraArgs):
+    """The optimizer of `param_groups`.
+
+    It has the methods of `NamedOptimizer`, for groups whose optimizer is a name.
+    """
+
+    named: Mapping[str, named.NamedOptimizer]  # By pattern.
+    patterns: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, init: Any, update: Any, own: Mapping[str, optax.GradientTransformation]
+    ) -> "GroupedOptimizer":
+        """Creates the optimizer of these groups, by pattern, from its two functions."""
+        self = cls(init, update)
+        self.patterns = tuple(own)
+        self.named = {
+            pattern: tx for pattern, tx in own.items() if isinstance(tx, named.NamedOptimizer)
+        }
+        return self
+
+    def with_init(self, init: Callable[[trees.PyTree], Any]) -> "GroupedOptimizer":
+        """Returns the same optimizer with another function that creates its state."""
+        copy = GroupedOptimizer(init, self.update)
+        copy.named, copy.patterns = self.named, self.patterns
+        return copy
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a resumed run needs to choose the same, as JSON values."""
+        return {"groups": {pattern: tx.facts for pattern, tx in self.named.items()}}
+
+    def resolve(
+        self,
+        find_table: named.FindTable,
+        *,
+        n_steps: int | None,
+        saved: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Chooses the optimizers; arguments and result are those of `NamedOptimizer.resolve`."""
+        saved_groups = (saved or {}).get("groups", {})
+        find_all = functools.cache(find_table)
+        table = rules.compile_rules({pattern: pattern for pattern in self.patterns})
+
+        def find_group(pattern: str) -> ScaleTable:
+            rows = [row for row in find_all() if rules.first_match(table, row.name) == pattern]
+            return ScaleTable(rows, depth=find_all().depth)
+
+        return " ".join(
+            f"Group {pattern!r}: "
+            + tx.resolve(
+                functools.partial(find_group, pattern),
+                n_steps=n_steps,
+                saved=saved_groups.get(pattern),
+            )
+            for pattern, tx in self.named.items()
+        )
+
+
 def param_groups(
     table: Mapping[str, GroupValue], make: Callable[..., Any] | None = None
-) -> optax.GradientTransformationExtraArgs:
+) -> GroupedOptimizer:
     """Creates a transformation that handles each group of parameters separately.
 
     A line search within a group, such as that of LBFGS, varies only the group's parameters;
@@ -42,8 +104,8 @@ def param_groups(
 
     Args:
         table: Pattern to transformation, in order. None or 'freeze' leaves a group unchanged
-            and uses no memory for it. A pattern may match anywhere in the name: 'kernel$'
-            selects every kernel.
+            and uses no memory for it. A name such as 'auto' is resolved by the training loop.
+            A pattern may match anywhere in the name: 'kernel$' selects every kernel.
         make: Creates a transformation from a learning rate, like `optax.adam`. With it, a
             number or a schedule in the table stands for `rated(make, number)`.
 
@@ -64,9 +126,9 @@ def param_groups(
     >>> {group: float(rate) for group, rate in rates.current_rates(state).items()}
     {'bias$': 0.0, 'kernel$': 0.5}
     """
+    own = {pattern: _transform(pattern, value, make) for pattern, value in table.items()}
     transforms: dict[Hashable, optax.GradientTransformation] = {
-        pattern: _restrict_grad(_transform(pattern, value, make))
-        for pattern, value in table.items()
+        pattern: _restrict_grad(tx) for pattern, tx in own.items()
     }
     patterns = {pattern: pattern for pattern in table}
 
@@ -90,10 +152,17 @@ def param_groups(
             extra_args["value_fn"] = lambda group: value_fn(_fill_in(group, params))
         return partition.update(updates, state, params, **extra_args)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return GroupedOptimizer.of(init, update, own)
 
 
 groups = param_groups  # The former name.
+
+
+def by_name(optimizer: Any) -> named.NamedOptimizer | GroupedOptimizer | None:
+    """Returns an optimizer that is, or has groups that are, chosen by name; otherwise None."""
+    if isinstance(optimizer, named.NamedOptimizer):
+        return optimizer
+    return optimizer if isinstance(optimizer, GroupedOptimizer) and optimizer.named else None
 
 
 def _restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -129,6 +198,8 @@ def _transform(
 ) -> optax.GradientTransformation:
     if value is None or value == "freeze":
         return rates.freeze()
+    if isinstance(value, str):
+        return named.NamedOptimizer(value)
     if isinstance(value, optax.MultiSteps):
         return value.gradient_transformation()
     if isinstance(value, optax.GradientTransformation):
@@ -138,7 +209,8 @@ def _transform(
         return rates.rated(make, value)
     hint = " Rates need `make`: param_groups(table, make=optax.adam)." if is_rate else ""
     raise TypeError(
-        f"Group {pattern!r} must have an optax transformation, 'freeze' or None, got {value!r}."
+        f"Group {pattern!r} must have an optax transformation, a name such as 'auto', 'freeze' or "
+        f"None, got {value!r}."
         f"{hint}"
     )
 

@@ -4,13 +4,14 @@ Muon orthogonalises the update of a matrix, so it must know which axes of a kern
 rows and which the columns. The roles of a `ScaleTable` say so for every kernel.
 """
 
+import dataclasses
 from typing import Any
 
 import optax
 import optax.contrib
 
 from tekoa.core import trees
-from tekoa.optim import sphere
+from tekoa.optim import restart, sphere
 from tekoa.optim.scales.roles import Role
 from tekoa.optim.scales.table import ScaleTable
 
@@ -54,27 +55,32 @@ def muon_for(
     schedule = {name: settings.pop(name) for name in ("warmup", "tail") if name in settings}
     if learning_rate is None:
         learning_rate = sphere.step_size(n_steps, c=c, **schedule)
-    row_radius = settings.get("row_radius", False)
+    rule = sphere.SphereRule(**settings)
+    # Orthogonalised directions are dense, so that their rms needs no bound.
+    unbounded = dataclasses.replace(rule, min_rms=0.0)
     by_muon = optax.chain(
         optax.contrib.scale_by_muon(
             beta=beta, weight_dimension_numbers=lambda params: dimension_numbers(table, params)
         ),
-        optax.stateless(lambda updates, _: _to_scale(table, updates)),
+        optax.stateless(lambda updates, _: _to_scale(unbounded, table, updates)),
     )
 
     def labels(params: trees.PyTree) -> trees.PyTree:
         return trees.map_named(lambda name, x: is_matrix(table.row(name, x.shape).role), params)
 
+    direction = optax.partition(
+        {True: by_muon, False: sphere.scale_by_sphere(table, **settings)}, labels
+    )
     return optax.chain(
-        optax.partition({True: by_muon, False: sphere.scale_by_sphere(table, **settings)}, labels),
+        restart.restart_after_first(direction) if rule.restarts else direction,
         optax.scale_by_learning_rate(learning_rate),
-        sphere.project_to_sphere(table, row_radius=row_radius),
+        sphere.project_to_sphere(table, **settings),
     )
 
 
-def _to_scale(table: ScaleTable, updates: trees.PyTree) -> trees.PyTree:
+def _to_scale(rule: sphere.SphereRule, table: ScaleTable, updates: trees.PyTree) -> trees.PyTree:
     return trees.map_named(
-        lambda name, u: sphere.to_scale(u, table.row(name, u.shape), min_rms=0.0), updates
+        lambda name, u: rule.to_scale(u, table.row(name, u.shape), table), updates
     )
 
 

@@ -17,13 +17,14 @@ import optax.contrib
 
 from tekoa.core import messages
 from tekoa.optim import muon, sphere
-from tekoa.optim.amos import budget
+from tekoa.optim.amos import budget, transform
 from tekoa.optim.scales.table import ScaleTable
 
 # Used for optimizers that require a rate: those whose updates have unit size, and those that
 # follow plain gradients.
 DEFAULT_RATE = 5e-4
 DEFAULT_RATE_OF_GRADIENTS = 0.1
+RATE_OF_AMOS = 0.01  # Of its published form: 1 / sqrt(10,000 batches of data).
 _ON_GRADIENTS = ("sgd", "noisy_sgd", "optimistic_gradient_descent", "lars", "fromage")
 BY_SCALES = ("auto", "sphere", "muon", "amos")  # Those that need a table of scales.
 
@@ -135,9 +136,28 @@ def choose(
         if saved["n_steps"] != n_steps:
             before = f" The earlier part of this run was planned for {_length(saved['n_steps'])}."
     facts = {"name": name, "n_steps": n_steps, "eta": table.etas}
-    make = {"muon": _make_muon, "amos": _make_amos}.get(name, sphere.auto_sphere)
-    optimizer = make(table, n_steps=n_steps)
+    if name == "amos":
+        optimizer = _make_amos(table, n_steps=n_steps)
+    else:
+        facts["rule"] = _rule_version(name, saved)
+        settings = dataclasses.asdict(sphere.RULES[facts["rule"]])
+        make = _make_muon if name == "muon" else sphere.auto_sphere
+        optimizer = make(table, n_steps=n_steps, **settings)
     return Choice(optimizer=optimizer, text=_describe(name, table, n_steps) + before, facts=facts)
+
+
+def _rule_version(name: str, saved: Mapping[str, Any] | None) -> int:
+    """Returns the version of sphere's constants: that of the earlier part of a run, if any."""
+    if saved is None or saved.get("name") != name:
+        return max(sphere.RULES)
+    version = saved.get("rule", 1)
+    if version not in sphere.RULES:
+        raise ValueError(
+            f"This run was started with version {version!r} of the rules of {name!r}; this Tekoa "
+            f"has {sorted(sphere.RULES)}. Resume it with the Tekoa that started it, or start a "
+            "new run."
+        )
+    return version
 
 
 def check_name(name: str) -> None:
@@ -176,18 +196,17 @@ def _is_optimizer(name: str, make: Callable[..., Any]) -> bool:
     return "learning_rate" in {p.name for p in parameters} and set(required) <= {"learning_rate"}
 
 
-def _make_muon(table: ScaleTable, *, n_steps: int | None) -> optax.GradientTransformation:
+def _make_muon(
+    table: ScaleTable, *, n_steps: int | None, **settings: Any
+) -> optax.GradientTransformation:
     if n_steps is None:
-        return muon.muon_for(table, learning_rate=sphere.anytime_step_size())
-    return muon.muon_for(table, n_steps=n_steps)
+        settings["learning_rate"] = sphere.anytime_step_size()
+    return muon.muon_for(table, n_steps=n_steps, **settings)
 
 
 def _make_amos(table: ScaleTable, *, n_steps: int | None) -> optax.GradientTransformation:
     if n_steps is None:
-        raise ValueError(
-            'The optimizer "amos" needs the number of steps: pass n_steps= to the loop, use '
-            'optimizer="auto", or create it with tekoa.amos and a learning rate.'
-        )
+        return transform.amos(RATE_OF_AMOS, table.eta_fn, table.shape_fn)
     return budget.amos_for_budget(n_steps, table.eta_fn, table.shape_fn)
 
 
@@ -200,6 +219,8 @@ def _describe(name: str, table: ScaleTable, n_steps: int | None) -> str:
     counts = f"{n_kept} kernels stay on their scale, {n_outputs} are outputs"
     if name == "amos":
         counts = f"scales found for {len(table)} parameters"
+        if n_steps is None:
+            counts += f"; the published form, learning rate {RATE_OF_AMOS:g}"
     return f"{title}: planned for {_length(n_steps)}; {counts}{unplaced}."
 
 

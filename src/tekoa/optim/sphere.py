@@ -3,10 +3,12 @@
 A hidden kernel takes steps of a fixed size relative to its scale and is rescaled to that
 scale after each of them, so that neither a learning rate nor a weight decay is needed, and
 the initial size of the weights does not matter. Output kernels take twice these steps without
-the rescaling: the size of logits and targets is for the data to say. Scales and roles come
-from a `ScaleTable`; the size of a step follows from the number of steps.
+the rescaling: the size of logits and targets is for the data to say. Scales, roles and the
+depth of the model come from a `ScaleTable`; the size of a step follows from the depth and from
+the number of steps.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -16,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from tekoa.core import trees
+from tekoa.optim import restart
 from tekoa.optim.amos import slots, transform
 from tekoa.optim.scales import auto
 from tekoa.optim.scales.table import ScaleRow, ScaleTable
@@ -23,6 +26,74 @@ from tekoa.optim.scales.table import ScaleRow, ScaleTable
 Tail = Literal["cosine", "linear", "constant"]
 
 _FLOOR = 2**-125  # Of second moments, so that a gradient of 0 gives an update of 0.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SphereRule:
+    """The constants of sphere, which were chosen once and for all models.
+
+    Attributes:
+        b1: Decay of the running mean of gradients.
+        b2: Decay of the running mean of squared gradients.
+        is_reduced: Whether second moments are averaged over the axes that the table's slots
+            share, which halves the memory of the optimizer.
+        nesterov: Whether the direction includes the current gradient as the next step's mean
+            of gradients will, as in NAdam.
+        output_factor: Factor on the steps of kernels and biases at the output.
+        min_rms: Lower bound of the rms that the steps of a kernel are divided by. The ratio of
+            moments of pure noise has an rms of about 0.23; much less means that most entries
+            have no gradient, and dividing would enlarge the steps of the few others.
+        row_radius: Whether tables that are only looked up keep the scale of each row, and
+            take steps that are not divided by their rms.
+        full_depth: Number of kernels in a row up to which hidden parameters take full steps.
+            In deeper models, where all layers change what the next ones see, their steps are
+            smaller in proportion.
+        branch_power: The kernels at the ends of n residual branches have their scale divided
+            by n to this power.
+        restarts: Whether the moments start again after the first step. It rescales the
+            kernels, so that gradients taken before it have another size.
+
+    Raises:
+        ValueError: If a decay is not in [0, 1).
+    """
+
+    b1: float = 0.9
+    b2: float = 0.99
+    is_reduced: bool = False
+    nesterov: bool = True
+    output_factor: float = 2.0
+    min_rms: float = 0.2
+    row_radius: bool = False
+    full_depth: float = 5.0
+    branch_power: float = 1.0
+    restarts: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("b1", "b2"):
+            transform.check_range(name, getattr(self, name), 0, 1)
+
+    def scale(self, row: ScaleRow) -> Any:
+        """Returns the scale of a parameter: a number, or an array if its slices differ."""
+        eta = row.eta if row.eta_by_slice is None else row.eta_by_slice
+        return eta * row.n_branches**-self.branch_power
+
+    def factor(self, row: ScaleRow, table: ScaleTable) -> float:
+        """Returns the factor on the steps of a parameter."""
+        if row.role.is_output:
+            return self.output_factor
+        return min(1.0, self.full_depth / max(table.depth, 1))
+
+    def to_scale(self, u: jax.Array, row: ScaleRow, table: ScaleTable) -> jax.Array:
+        """Rescales the direction of a step to the parameter's scale."""
+        size = jnp.asarray(self.scale(row) * self.factor(row, table), u.dtype)
+        is_plain = not row.role.is_kernel or (self.row_radius and row.role.kind == "looked up")
+        if is_plain:
+            return size * u
+        return u * (size / jnp.maximum(_rms(u, _own_axes(row)), max(self.min_rms, _FLOOR)))
+
+
+# The constants by version, which a run stores. An earlier run is resumed with those it had.
+RULES = {1: SphereRule(full_depth=math.inf, branch_power=0.0, restarts=False), 2: SphereRule()}
 
 
 class ProjectToSphereState(NamedTuple):
@@ -47,13 +118,7 @@ def sphere(
     warmup: float = 0.05,
     tail: Tail = "cosine",
     learning_rate: optax.ScalarOrSchedule | None = None,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    is_reduced: bool = False,
-    nesterov: bool = True,
-    output_factor: float = 2.0,
-    min_rms: float = 0.2,
-    row_radius: bool = False,
+    **settings: Any,
 ) -> optax.GradientTransformation:
     """Creates the sphere optimizer for the model that a table of scales was found for.
 
@@ -65,18 +130,7 @@ def sphere(
         tail: How the size decreases to 0 afterwards, or "constant".
         learning_rate: Relative size of a step, a number or a schedule, in place of the one
             that follows from `n_steps`, `c`, `warmup` and `tail`.
-        b1: Decay of the running mean of gradients.
-        b2: Decay of the running mean of squared gradients.
-        is_reduced: Whether second moments are averaged over the axes that the table's slots
-            share, which halves the memory of the optimizer.
-        nesterov: Whether the direction includes the current gradient as the next step's mean
-            of gradients will, as in NAdam.
-        output_factor: Factor on the steps of kernels and biases at the output.
-        min_rms: Lower bound of the rms that the steps of a kernel are divided by. The ratio of
-            moments of pure noise has an rms of about 0.23; much less means that most entries
-            have no gradient, and dividing would enlarge the steps of the few others.
-        row_radius: Whether tables that are only looked up keep the scale of each row, and
-            take steps that are not divided by their rms.
+        **settings: Fields of `SphereRule` that differ from its defaults.
 
     Returns:
         A transformation whose `update` needs `params`.
@@ -96,19 +150,12 @@ def sphere(
     """
     if learning_rate is None:
         learning_rate = step_size(n_steps, c=c, warmup=warmup, tail=tail)
+    rule = SphereRule(**settings)
+    direction = scale_by_sphere(table, **settings)
     return optax.chain(
-        scale_by_sphere(
-            table,
-            b1=b1,
-            b2=b2,
-            is_reduced=is_reduced,
-            nesterov=nesterov,
-            output_factor=output_factor,
-            min_rms=min_rms,
-            row_radius=row_radius,
-        ),
+        restart.restart_after_first(direction) if rule.restarts else direction,
         optax.scale_by_learning_rate(learning_rate),
-        project_to_sphere(table, row_radius=row_radius),
+        project_to_sphere(table, **settings),
     )
 
 
@@ -209,27 +256,16 @@ _TAILS = {
 }
 
 
-def scale_by_sphere(
-    table: ScaleTable,
-    *,
-    b1: float = 0.9,
-    b2: float = 0.99,
-    is_reduced: bool = False,
-    nesterov: bool = True,
-    output_factor: float = 2.0,
-    min_rms: float = 0.2,
-    row_radius: bool = False,
-) -> optax.GradientTransformation:
+def scale_by_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTransformation:
     """Creates the first part of `sphere`: updates of the parameters' own scales.
 
     The update of a kernel has the rms of its scale; that of a bias or a gain is its scale
     times a ratio of moments, as in Adam. Multiply the result by minus a relative step size,
     and finish with `project_to_sphere`. Arguments are those of `sphere`.
     """
-    for name, value in {"b1": b1, "b2": b2}.items():
-        transform.check_range(name, value, 0, 1)
-    shape_fn = table.shape_fn if is_reduced else None
-    settings = {"output_factor": output_factor, "min_rms": min_rms, "row_radius": row_radius}
+    rule = SphereRule(**settings)
+    b1, b2 = rule.b1, rule.b2
+    shape_fn = table.shape_fn if rule.is_reduced else None
 
     def init(params: trees.PyTree) -> ScaleBySphereState:
         def mean(name: trees.Name, param: Any) -> jax.Array:
@@ -237,7 +273,8 @@ def scale_by_sphere(
             return jnp.zeros_like(param, transform.compute_dtype(param))
 
         def square(name: trees.Name, param: Any) -> jax.Array:
-            transform.record_scale(name, table.eta_fn(name, jnp.shape(param)))
+            row = table.row(name, jnp.shape(param))
+            transform.record_scale(name, rule.scale(row))
             shape = slots.slot_shape_of(shape_fn, name, jnp.shape(param))
             return jnp.zeros_like(param, transform.compute_dtype(param), shape)
 
@@ -258,9 +295,9 @@ def scale_by_sphere(
             grad = jnp.asarray(g, mu.dtype)
             mu = b1 * mu + (1 - b1) * grad
             nu = b2 * nu + (1 - b2) * slots.mean_of_squares(grad, nu.shape)
-            mean = (b1 * mu + (1 - b1) * grad) / unbias_next if nesterov else mu / unbias1
+            mean = (b1 * mu + (1 - b1) * grad) / unbias_next if rule.nesterov else mu / unbias1
             u = mean * jax.lax.rsqrt(jnp.maximum(nu / unbias2, _FLOOR))
-            step = to_scale(u, table.row(name, u.shape), **settings)
+            step = rule.to_scale(u, table.row(name, u.shape), table)
             return step.astype(jnp.result_type(g)), mu, nu
 
         columns = _map_columns(3, update_param, state.mu, state.nu, updates)
@@ -269,15 +306,14 @@ def scale_by_sphere(
     return optax.GradientTransformation(init, update)
 
 
-def project_to_sphere(
-    table: ScaleTable, *, row_radius: bool = False
-) -> optax.GradientTransformation:
+def project_to_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTransformation:
     """Creates the last part of `sphere`: hidden kernels end each step on their scale.
 
     The incoming updates already include the sign. Each copy of a kernel, such as a layer of
     a stack, is rescaled separately. Output kernels above their scale are reduced to it by the
     first step, and are free afterwards. Arguments are those of `sphere`.
     """
+    rule = SphereRule(**settings)
 
     def init(params: trees.PyTree) -> ProjectToSphereState:
         del params
@@ -297,9 +333,9 @@ def project_to_sphere(
                 return delta
             dtype = transform.compute_dtype(param)
             moved = jnp.asarray(param, dtype) + jnp.asarray(delta, dtype)
-            by_row = row_radius and row.role.kind == "looked up"
+            by_row = rule.row_radius and row.role.kind == "looked up"
             rms = _rms(moved, row.role.free if by_row else _own_axes(row))
-            eta = jnp.asarray(table.eta_fn(name, moved.shape), dtype)
+            eta = jnp.asarray(rule.scale(row), dtype)
             factor = jnp.where(rms > 0, eta / jnp.where(rms > 0, rms, 1), 1)
             if not has_radius(row):
                 factor = jnp.where(is_first, jnp.minimum(factor, 1), 1)
@@ -317,23 +353,6 @@ def has_radius(row: ScaleRow) -> bool:
     A low-rank factor is left free because an adapter must start as it was initialised: at 0.
     """
     return row.role.kind in ("contracted", "looked up") and not row.role.is_output
-
-
-def to_scale(
-    u: jax.Array,
-    row: ScaleRow,
-    *,
-    output_factor: float = 2.0,
-    min_rms: float = 0.2,
-    row_radius: bool = False,
-) -> jax.Array:
-    """Rescales the direction of a step to the parameter's scale, as `scale_by_sphere` does."""
-    eta = jnp.asarray(row.eta if row.eta_by_slice is None else row.eta_by_slice, u.dtype)
-    factor = output_factor if row.role.is_output else 1.0
-    is_plain = not row.role.is_kernel or (row_radius and row.role.kind == "looked up")
-    if is_plain:
-        return factor * eta * u
-    return u * (eta * factor / jnp.maximum(_rms(u, _own_axes(row)), max(min_rms, _FLOOR)))
 
 
 def _own_axes(row: ScaleRow) -> tuple[int, ...]:

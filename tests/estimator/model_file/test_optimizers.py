@@ -14,6 +14,7 @@ from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file import optimizers
 from tekoa.optim import groups, named, rates
 from tekoa.optim.amos import transform
+from tekoa.optim.scales.auto import scales_of_function
 
 PARAMS = {"dense": {"kernel": np.full((4, 3), 0.5, np.float32), "bias": np.zeros(3, np.float32)}}
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -230,6 +231,19 @@ def test_flags_freeze_parameters_of_the_own_optimizer_and_of_lbfgs():
         assert value_fn(result) < value_fn(PARAMS)
 
 
+def test_flags_freeze_parameters_beside_an_optimizer_without_settings():
+    tx = groups.by_name(requested(optimizer="auto", param_groups="bias=freeze"))
+    assert tx is not None
+    x = np.ones((4, PARAMS["dense"]["kernel"].shape[0]), np.float32)
+    table = scales_of_function(
+        lambda p, x: x @ p["dense"]["kernel"] + p["dense"]["bias"], PARAMS, x
+    )
+    tx.resolve(lambda: table, n_steps=10)
+    result = trained(tx)
+    assert_same(result["dense"]["bias"], PARAMS["dense"]["bias"])
+    assert not np.array_equal(result["dense"]["kernel"], PARAMS["dense"]["kernel"])
+
+
 def test_groups_without_a_default_rate_train_the_rest():
     for tx in (
         requested(optimizer="adafactor", param_groups="bias=freeze"),
@@ -247,7 +261,7 @@ def test_groups_without_a_default_rate_train_the_rest():
         ({"param_groups": "bias=0.1"}, "--param_groups: the model sets the rates"),
         ({"optimizer": "lbfgs", "learning_rate": 0.1}, "--learning_rate: a line search"),
         ({"optimizer": "auto", "learning_rate": 0.1}, "--learning_rate: auto sets its own"),
-        ({"optimizer": "auto", "param_groups": "bias=freeze"}, "--param_groups: auto treats"),
+        ({"optimizer": "auto", "param_groups": "bias=0.1"}, "--param_groups: auto sets its own"),
         ({"optimizer": "sgd", "learning_rate": 0.0}, "--learning_rate must be above 0"),
         ({"optimizer": "sgd", "param_groups": "bias"}, "--param_groups must be 'PATTERN=RATE"),
         ({"optimizer": "sgdd"}, "--optimizer: There is no optimizer 'sgdd'"),

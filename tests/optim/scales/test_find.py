@@ -65,3 +65,55 @@ def test_layers_after_a_tied_embedding_see_its_scale():
     expected = 0.25 / 0.63  # 16 terms, tanh of a unit normal.
     assert table["e"].eta == pytest.approx(expected, rel=0.05)
     assert table["w"].eta == pytest.approx(0.25 / expected, rel=0.05)
+
+
+def stack(p, x):
+    """Three residual layers whose kernels are stacked, and an output."""
+
+    def layer(x, kernel):
+        return x + jnp.tanh(x) @ kernel, None
+
+    return jax.lax.scan(layer, x @ p["in"], p["layers"])[0] @ p["out"]
+
+
+def recurrent(p, xs):
+    def cell(h, x):
+        h = jnp.tanh(x @ p["in"] + h @ p["hidden"])
+        return h, h
+
+    return jax.lax.scan(cell, jnp.zeros((8, 4)), jnp.stack([xs] * 5))[1] @ p["out"]
+
+
+def gelu_block(p, x):
+    x = x @ p["in"]
+    return (x + jax.nn.gelu(x @ p["up"]) @ p["down"]) @ p["out"]
+
+
+def normalised_weight(p, x):
+    w = p["w"] / jnp.linalg.norm(p["w"], axis=0)
+    return jnp.tanh(x @ p["in"]) @ w @ p["out"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "depth", "branches"),
+    [
+        (stack, {"in": (16, 4), "layers": (3, 4, 4), "out": (4, 2)}, 5, {"layers": 3}),
+        (recurrent, {"in": (16, 4), "hidden": (4, 4), "out": (4, 2)}, 2, {}),
+        (
+            gelu_block,
+            {"in": (16, 4), "up": (4, 8), "down": (8, 4), "out": (4, 2)},
+            4,
+            {"down": 1},
+        ),
+        (normalised_weight, {"in": (16, 4), "w": (4, 4), "out": (4, 2)}, 3, {}),
+        (lambda p, x: x @ p["a"] + x @ p["b"], {"a": (16, 2), "b": (16, 2)}, 1, {}),
+    ],
+    ids=["stack", "recurrent", "gelu", "weight norm", "sum"],
+)
+def test_depth_and_residual_branches(fn, shapes, depth, branches):
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    table = scales_of_function(fn, params, X)
+    assert table.depth == depth
+    assert {r.name[-1]: r.n_branches for r in table if r.n_branches > 1} == {
+        name: n for name, n in branches.items() if n > 1
+    }

@@ -128,11 +128,6 @@ def requested_optimizer(
     own = named.NamedOptimizer(name) if name is not None else make_own()
     if not table:
         return own
-    if isinstance(own, named.NamedOptimizer):
-        raise UsageError(
-            f"--param_groups: {own.name} treats all parameters together. Choose an optimizer with "
-            "rates, such as --optimizer=adamw."
-        )
     return _strict(groups.param_groups({**table, ".*": own}))
 
 
@@ -156,9 +151,8 @@ def _no_rate(name: str | None) -> str | None:
     return f"{name} sets its own rates." if name in named.BY_SCALES else None
 
 
-def _strict(grouped: optax.GradientTransformation) -> optax.GradientTransformation:
+def _strict(tx: groups.GroupedOptimizer) -> groups.GroupedOptimizer:
     """Returns an optimizer that raises UsageError if a group has no parameters."""
-    tx = optax.with_extra_args_support(grouped)
 
     def init(params: Any) -> optax.OptState:
         with warnings.catch_warnings():
@@ -171,12 +165,12 @@ def _strict(grouped: optax.GradientTransformation) -> optax.GradientTransformati
                     f"--param_groups: {warning} The parameters are: {names}."
                 ) from None
 
-    return optax.GradientTransformationExtraArgs(init, tx.update)
+    return tx.with_init(init)
 
 
 def _grouped(
     table: Mapping[str, Any], make: Callable[..., Any], rate: float | None
-) -> optax.GradientTransformation:
+) -> groups.GroupedOptimizer:
     """Returns the optimizer with other rates by pattern; `rate` None is its own default."""
     text = "its default" if rate is None else f"{rate:.4g}"
     _log.info("Rates by group: %s, and %s for the rest.", table, text)

@@ -162,6 +162,8 @@ def _row(result: ReadResult, i: int, name: trees.Name, leaf: Any) -> ScaleRow:
         slot_shape=decision.slot_shape,
         role=role,
         reason=decision.reason,
+        depth=result.record.depth_of_param(i),
+        n_branches=result.record.n_branches if result.record.is_residual.get(i) else 1,
     )
 
 

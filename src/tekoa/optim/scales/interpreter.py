@@ -146,6 +146,10 @@ class Reader:
         sources = {value.source for value in inputs if value.source}
         if eqn.primitive.name in SAME_SPACE and len(sources) > 1:
             self.record.neighbours.append({param for source in sources for param in source})
+        if eqn.primitive.name == "add":
+            for value, other in (inputs, inputs[::-1]):
+                if other.from_batch:
+                    self.record.add_sum(value.source, value.uses, other.uses)
         is_linear = eqn.primitive.name in LINEAR and len(sources) == 1
         return [
             Value(

@@ -1,7 +1,7 @@
 """The table of scales: one row per parameter, printable, with the functions `amos` needs."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ class ScaleRow:
     role: Role = UNKNOWN  # What the parameter does in the model.
     placed: bool = True  # Whether eta comes from a rule; otherwise it is the fallback.
     eta_by_slice: np.ndarray | None = None  # If slices differ; broadcasts to the parameter.
+    depth: int = 0  # Kernels on the longest path from the data up to and with this one.
+    n_branches: int = 1  # The residual branches of the model, if it is the end of one.
 
 
 class ScaleTable:
@@ -42,8 +44,11 @@ class ScaleTable:
     dense/kernel  (4, 2)  0.5  (1, 2)  cf hidden  contracted over axes 0: 4 terms of rms 1
     """
 
-    def __init__(self, rows: list[ScaleRow]):
+    def __init__(self, rows: Sequence[ScaleRow], *, depth: int | None = None):
+        """Creates a table; `depth` is that of the model if the rows are a part of it."""
         self.rows = tuple(rows)
+        # The number of kernels on the longest path through the model.
+        self.depth = max((row.depth for row in rows), default=0) if depth is None else depth
         self._by_name = {"/".join(row.name): row for row in rows}
 
     def __iter__(self) -> Iterator[ScaleRow]:
@@ -96,7 +101,8 @@ class ScaleTable:
             eta = float(np.exp(np.mean(np.log(by_slice))))
             return dataclasses.replace(row, eta=eta, eta_by_slice=by_slice)
 
-        return ScaleTable([replaced(name, row) for name, row in self._by_name.items()])
+        rows = [replaced(name, row) for name, row in self._by_name.items()]
+        return ScaleTable(rows, depth=self.depth)
 
     def eta_fn(self, name: trees.Name, shape: tuple[int, ...]) -> Any:
         """Returns the scale of a parameter: a number, or an array if its slices differ."""

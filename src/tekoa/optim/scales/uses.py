@@ -7,7 +7,7 @@ different ways, like a tied embedding, the smallest scale counts.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -78,6 +78,11 @@ class UseRecord:
     neighbours: list[set[int]] = dataclasses.field(default_factory=list)
     # Bits of the uses, as in `Value.uses`, whose result another kernel is applied to.
     followed: int = 0
+    # Bit of a kernel's use -> the number of kernels on the longest path up to and with it.
+    depths: dict[int, int] = dataclasses.field(default_factory=dict)
+    # Kernel -> whether its result is added to what it was computed from.
+    is_residual: dict[int, bool] = dataclasses.field(default_factory=dict)
+    _deepened: set[tuple[int, views.Part]] = dataclasses.field(default_factory=set)
     _bits: dict[tuple[int, UseKind], int] = dataclasses.field(default_factory=dict)
     _new_bits: int = 0
     _order: dict[tuple[int, views.Part], int] = dataclasses.field(default_factory=dict)
@@ -86,18 +91,52 @@ class UseRecord:
         """Numbers parameters by first use, so that random draws do not depend on names."""
         return self._order.setdefault((view.param, view.part), len(self._order))
 
-    def add(self, view: views.View, use: Use, ms: float = 1.0) -> None:
-        """Records a use with another operand of mean square `ms`."""
+    def add(self, view: views.View, use: Use, ms: float = 1.0, data_uses: int = 0) -> None:
+        """Records a use with another operand of mean square `ms` and the uses `data_uses`."""
         if ms <= 0 or not math.isfinite(ms):
             self.note(view, f"{use.kind.verb} only with data that is {'zero' if ms <= 0 else ms}")
             return
         if use.kind.shrinks:
             gain = view.gain**2 or 1.0
             ms = ms * gain if use.kind is CONTRACTED else ms / gain
-        self._new_bits |= self._bits.setdefault((view.param, use.kind), 1 << len(self._bits))
+        bit = self._bits.setdefault((view.param, use.kind), 1 << len(self._bits))
+        self._new_bits |= bit
+        # Only when it is first applied: a recurrent kernel is one layer, whatever the time.
+        if use.kind.role in roles.KERNELS and (view.param, view.part) not in self._deepened:
+            self._deepened.add((view.param, view.part))
+            self.depths[bit] = max(self.depths.get(bit, 0), 1 + self.depth_of(data_uses))
         use = dataclasses.replace(use, part=view.part)
         pool = self.by_param.setdefault(view.param, {}).setdefault(use, Pool())
         pool.total, pool.n = pool.total + ms, pool.n + 1
+
+    def depth_of(self, bits: int) -> int:
+        """Returns the number of kernels on the longest path through any of these uses."""
+        return max((depth for bit, depth in self.depths.items() if bit & bits), default=0)
+
+    def add_weight(self, weight_uses: int, data_uses: int) -> None:
+        """Notes that a kernel that is computed from parameters is applied to data."""
+        self.followed |= data_uses
+        if weight_uses and not self.depth_of(weight_uses):
+            self.depths[weight_uses] = 1 + self.depth_of(data_uses)
+
+    def add_sum(self, kernels: Sequence[int], own_uses: int, other_uses: int) -> None:
+        """Notes that the result of kernels, with `own_uses`, is added to other data."""
+        for kernel in kernels:
+            earlier_uses = own_uses & ~self._bits_of(kernel)
+            # As for the depth, the first time counts: later, a recurrent state has all uses.
+            self.is_residual.setdefault(kernel, not other_uses & ~earlier_uses)
+
+    @property
+    def n_branches(self) -> int:
+        """The number of kernels, with each layer of a stack, that end a residual branch."""
+        return sum(self.is_residual.get(param, False) for param, _ in self._deepened)
+
+    def depth_of_param(self, param: int) -> int:
+        """Returns the depth of a parameter as a kernel, 0 if it is none."""
+        return self.depth_of(self._bits_of(param))
+
+    def _bits_of(self, param: int) -> int:
+        return sum(bit for (i, _), bit in self._bits.items() if i == param)
 
     def take_new_bits(self) -> int:
         """Returns the bits of the uses added since the last call."""

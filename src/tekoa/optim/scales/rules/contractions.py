@@ -49,7 +49,9 @@ def dot_general(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
             return _contract_rows(reader, eqn, inputs, axes)
         inputs = [reader.settle(value) for value in inputs]
     if not any(value.views for value in inputs):
-        _mark_followed(reader, inputs, [value.is_weight for value in inputs])
+        if [value.is_weight for value in inputs].count(True) == 1:
+            data, weight = sorted(inputs, key=lambda value: value.is_weight)
+            reader.record.add_weight(weight.uses, data.uses)
         return _average(reader, eqn, inputs, axes)
     if not axes[0].contracted:
         return pointwise.multiply(reader, eqn, inputs)
@@ -61,7 +63,8 @@ def conv(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     """Handles a convolution: a contraction over the window and the input features."""
     if not inputs[1].views:
         reader.note(inputs, "convolved as the input, for which there is no rule")
-        _mark_followed(reader, inputs, [False, inputs[1].is_weight])
+        if inputs[1].is_weight:
+            reader.record.add_weight(inputs[1].uses, inputs[0].uses)
         return reader.plain(eqn, inputs)
     out_axis, in_axis, *spatial = eqn.params["dimension_numbers"].rhs_spec
     groups = out_axis, eqn.params["feature_group_count"]
@@ -77,7 +80,8 @@ def _contract(
     source = tuple(view.param for view in views_of(inputs))
     if inputs[0].views and inputs[1].views:
         for value, value_axes in zip(inputs, axes):
-            _record(reader, value, value_axes, Use(kind=uses.PAIRED, n_terms=n_terms), 1.0)
+            use = Use(kind=uses.PAIRED, n_terms=n_terms)
+            _record(reader, value, value_axes, use, 1.0, data_uses=0)
     else:
         rms = _record_kernel(reader, inputs, axes, n_terms)
     if any(isinstance(x, Samples) for x in data):
@@ -95,8 +99,9 @@ def _contract(
 
 def _record_kernel(reader: Reader, inputs: list[Value], axes: list[_Axes], n_terms: float) -> float:
     """Records the use of a kernel with data and returns the rms of the result."""
-    _mark_followed(reader, inputs, [bool(value.views) for value in inputs])
     kernel = int(not inputs[0].views)
+    data_uses = inputs[1 - kernel].uses
+    reader.record.followed |= data_uses
     other, along = inputs[1 - kernel].data, axes[1 - kernel].contracted
     if along and samples.is_one_hot(other, along, n_terms):
         for view in inputs[kernel].views:
@@ -106,7 +111,7 @@ def _record_kernel(reader: Reader, inputs: list[Value], axes: list[_Axes], n_ter
                 detail="by one-hot",
                 role=_role(view, "looked up", axes[kernel]),
             )
-            reader.record.add(view, use)
+            reader.record.add(view, use, data_uses=data_uses)
         return reader.tied_scales.get(inputs[kernel].views[0].param, 1.0)
     ms = values.mean_square(other)
     if along and not isinstance(other, Samples):
@@ -118,30 +123,24 @@ def _record_kernel(reader: Reader, inputs: list[Value], axes: list[_Axes], n_ter
     target = reader.targets.get(params[0], 1.0)
     detail = "" if target == 1 else f"for a result of rms {target:.3g}, that of a tied embedding"
     use = Use(kind=uses.CONTRACTED, n_terms=n_terms, target=target, detail=detail)
-    _record(reader, inputs[kernel], axes[kernel], use, ms)
+    _record(reader, inputs[kernel], axes[kernel], use, ms, data_uses)
     return target
 
 
-def _record(reader: Reader, value: Value, axes: _Axes, use: Use, ms: float) -> None:
+def _record(reader: Reader, value: Value, axes: _Axes, use: Use, ms: float, data_uses: int) -> None:
     """Records a contraction for each parameter in a kernel, in terms of its own axes."""
     for view in value.views:
         reduced = view.param_axes(axes.contracted)
         n_terms = use.n_terms * view.n_shards(reduced)
         role = _role(view, use.kind.role, axes)
         full_use = dataclasses.replace(use, reduced=reduced, n_terms=n_terms, role=role)
-        reader.record.add(view, full_use, ms)
+        reader.record.add(view, full_use, ms, data_uses)
 
 
 def _role(view: View, kind: roles.Kind, axes: _Axes) -> roles.Role:
     return roles.role_of_view(
         view, kind, contracted=axes.contracted, batched=axes.batch, groups=axes.groups
     )
-
-
-def _mark_followed(reader: Reader, inputs: list[Value], is_kernel: list[bool]) -> None:
-    """Notes that a kernel is applied to a value: what produced it is not an output."""
-    if sum(is_kernel) == 1:
-        reader.record.followed |= inputs[is_kernel.index(False)].uses
 
 
 def _are_kernels(reader: Reader, inputs: list[Value], axes: list[_Axes]) -> bool:
@@ -163,14 +162,16 @@ def _are_kernels(reader: Reader, inputs: list[Value], axes: list[_Axes]) -> bool
 def _contract_rows(reader: Reader, eqn: Any, inputs: list[Value], axes: list[_Axes]) -> list[Value]:
     """Contracts kernels that the batch has selected: experts by index, sampled outputs."""
     n_terms = math.prod(inputs[0].shape[i] for i in axes[0].contracted)
-    is_kernel = [bool(value.gathered) for value in inputs]
-    _mark_followed(reader, inputs, is_kernel)
-    kind = uses.PAIRED if all(is_kernel) else uses.CONTRACTED
-    for i, (value, value_axes) in enumerate(zip(inputs, axes)):
-        if is_kernel[i]:
-            ms = values.mean_square(inputs[1 - i].data)
+    is_paired = all(value.gathered for value in inputs)
+    kind = uses.PAIRED if is_paired else uses.CONTRACTED
+    for value, other, value_axes in zip(inputs, inputs[::-1], axes):
+        if value.gathered:
+            data_uses = 0 if is_paired else other.uses
+            reader.record.followed |= data_uses
+            ms = values.mean_square(other.data)
             as_views = with_views(value, value.gathered)
-            _record(reader, as_views, value_axes, Use(kind=kind, n_terms=n_terms), ms)
+            use = Use(kind=kind, n_terms=n_terms)
+            _record(reader, as_views, value_axes, use, ms, data_uses)
     (out,) = reader.plain(eqn, inputs)
     return [_to_rms(out, 1.0)]
 
@@ -206,7 +207,7 @@ def reduce_sum(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     role = roles.role_of_view(view, "contracted", contracted=axes)
     use = Use(kind=uses.CONTRACTED, reduced=view.param_axes(axes), n_terms=n_terms, role=role)
     reader.record.followed |= data_uses
-    reader.record.add(view, use, ms)
+    reader.record.add(view, use, ms, data_uses)
     return [_to_rms(out, 1.0)]
 
 
