@@ -1,4 +1,4 @@
-"""Compares the time and slot memory of Amos and the classic family with optax.
+"""Compares the time and slot memory of sphere, Amos and the classic family with optax.
 
 Run: python bench/optimizers.py [--rounds 30] [--dtype float32 bfloat16]
 """
@@ -18,7 +18,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import timing
 
 from tekoa.core import trees
+from tekoa.optim import sphere
 from tekoa.optim.amos import transform as amos_lib
+from tekoa.optim.scales.roles import Role
+from tekoa.optim.scales.table import ScaleRow, ScaleTable
 from tekoa.optim.triples import classic, convert
 
 
@@ -52,9 +55,33 @@ def reduced(name, shape):
     return (1, shape[1]) if len(shape) == 2 else ()
 
 
-def optimizers():
+def scale_table(params):
+    """Returns the roles that the model would give these parameters."""
+
+    def row(name, shape):
+        kind, contracted = "added", ()
+        if len(shape) == 2:
+            kind, contracted = "looked up" if name[-1] == "embedding" else "contracted", (0,)
+        free = tuple(i for i in range(len(shape)) if i not in contracted)
+        return ScaleRow(
+            name=name,
+            shape=shape,
+            eta=eta(name, shape),
+            slot_shape=reduced(name, shape),
+            role=Role(kind=kind, contracted=contracted, free=free),
+            reason="by hand",
+        )
+
+    shapes = [x.shape for x in jax.tree.leaves(params)]
+    return ScaleTable([row(*pair) for pair in zip(trees.leaf_names(params), shapes)])
+
+
+def optimizers(params):
     amos = functools.partial(amos_lib.amos, 1e-3, eta)
+    table = scale_table(params)
     return {
+        "sphere": sphere.sphere(table, n_steps=1000),
+        "sphere reduced": sphere.sphere(table, n_steps=1000, is_reduced=True),
         "adamw": optax.adamw(1e-3),
         "adam": optax.adam(1e-3),
         "amos reduced": amos(reduced),
@@ -111,7 +138,7 @@ def plain_pass(params, grads):
 def measure(dtype: str, n_rounds: int) -> None:
     params = transformer_tree(dtype)
     grads = jax.tree.map(lambda x: x * 0.1, params)
-    made = optimizers()
+    made = optimizers(params)
     runs = {name: stepper(tx, params, grads) for name, tx in made.items() if name != "classic adam"}
     runs["classic adam"] = classic_stepper(classic.adam(1e-3), params, grads)
     runs["pass"] = plain_pass(params, grads)

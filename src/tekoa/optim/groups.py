@@ -41,7 +41,7 @@ class GroupedOptimizer(optax.GradientTransformationExtraArgs):
     It has the methods of `NamedOptimizer`, for groups whose optimizer is a name.
     """
 
-    named: Mapping[str, named.NamedOptimizer]  # By pattern.
+    by_pattern: Mapping[str, named.NamedOptimizer]  # The groups with a name.
     patterns: tuple[str, ...]
 
     @classmethod
@@ -51,21 +51,21 @@ class GroupedOptimizer(optax.GradientTransformationExtraArgs):
         """Creates the optimizer of these groups, by pattern, from its two functions."""
         self = cls(init, update)
         self.patterns = tuple(own)
-        self.named = {
+        self.by_pattern = {
             pattern: tx for pattern, tx in own.items() if isinstance(tx, named.NamedOptimizer)
         }
         return self
 
-    def with_init(self, init: Callable[[trees.PyTree], Any]) -> "GroupedOptimizer":
+    def with_init(self, init: optax.TransformInitFn) -> "GroupedOptimizer":
         """Returns the same optimizer with another function that creates its state."""
         copy = GroupedOptimizer(init, self.update)
-        copy.named, copy.patterns = self.named, self.patterns
+        copy.by_pattern, copy.patterns = self.by_pattern, self.patterns
         return copy
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a resumed run needs to choose the same, as JSON values."""
-        return {"groups": {pattern: tx.facts for pattern, tx in self.named.items()}}
+        return {"groups": {pattern: tx.facts for pattern, tx in self.by_pattern.items()}}
 
     def resolve(
         self,
@@ -90,7 +90,7 @@ class GroupedOptimizer(optax.GradientTransformationExtraArgs):
                 n_steps=n_steps,
                 saved=saved_groups.get(pattern),
             )
-            for pattern, tx in self.named.items()
+            for pattern, tx in self.by_pattern.items()
         )
 
 
@@ -162,7 +162,7 @@ def by_name(optimizer: Any) -> named.NamedOptimizer | GroupedOptimizer | None:
     """Returns an optimizer that is, or has groups that are, chosen by name; otherwise None."""
     if isinstance(optimizer, named.NamedOptimizer):
         return optimizer
-    return optimizer if isinstance(optimizer, GroupedOptimizer) and optimizer.named else None
+    return optimizer if isinstance(optimizer, GroupedOptimizer) and optimizer.by_pattern else None
 
 
 def _restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -199,7 +199,12 @@ def _transform(
     if value is None or value == "freeze":
         return rates.freeze()
     if isinstance(value, str):
-        return named.NamedOptimizer(value)
+        try:
+            return named.NamedOptimizer(value)
+        except ValueError as error:
+            raise TypeError(
+                f"Group {pattern!r} must have an optimizer or 'freeze', got {value!r}. {error}"
+            ) from None
     if isinstance(value, optax.MultiSteps):
         return value.gradient_transformation()
     if isinstance(value, optax.GradientTransformation):

@@ -12,6 +12,7 @@ import optax.contrib
 
 from tekoa.core import trees
 from tekoa.optim import restart, sphere
+from tekoa.optim.amos import transform
 from tekoa.optim.scales.roles import Role
 from tekoa.optim.scales.table import ScaleTable
 
@@ -59,8 +60,10 @@ def muon_for(
     # Orthogonalised directions are dense, so that their rms needs no bound.
     unbounded = dataclasses.replace(rule, min_rms=0.0)
     by_muon = optax.chain(
-        optax.contrib.scale_by_muon(
-            beta=beta, weight_dimension_numbers=lambda params: dimension_numbers(table, params)
+        transform.in_float32(
+            optax.contrib.scale_by_muon(
+                beta=beta, weight_dimension_numbers=lambda params: dimension_numbers(table, params)
+            )
         ),
         optax.stateless(lambda updates, _: _to_scale(unbounded, table, updates)),
     )

@@ -98,7 +98,8 @@ def normalised_weight(p, x):
     ("fn", "shapes", "depth", "branches"),
     [
         (stack, {"in": (16, 4), "layers": (3, 4, 4), "out": (4, 2)}, 5, {"layers": 3}),
-        (recurrent, {"in": (16, 4), "hidden": (4, 4), "out": (4, 2)}, 2, {}),
+        # In, hidden in the second step, out; later steps add nothing.
+        (recurrent, {"in": (16, 4), "hidden": (4, 4), "out": (4, 2)}, 3, {}),
         (
             gelu_block,
             {"in": (16, 4), "up": (4, 8), "down": (8, 4), "out": (4, 2)},

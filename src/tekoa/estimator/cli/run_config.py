@@ -53,6 +53,9 @@ class RunConfig:
         "compile and read a few batches, but write nothing to disk",
         "train eval eval_wait predict",
     )
+    check: bool = _flag(
+        False, "train a few steps around the default of auto and draw the losses", "scales"
+    )
     again: str | None = _flag(
         None, "directory of a run to repeat, with the flags and the model of its record", "train"
     )

@@ -12,7 +12,7 @@ from tekoa import hosts
 from tekoa.core import files
 from tekoa.estimator.cli.flags import RunConfig
 from tekoa.estimator.model_file.program import Program, program_of
-from tekoa.estimator.modes import dry_run, watch
+from tekoa.estimator.modes import basin, dry_run, watch
 from tekoa.estimator.modes.train import print_metrics
 from tekoa.estimator.run import eval_state
 from tekoa.estimator.run import run as runs
@@ -59,7 +59,9 @@ def run_predict(config: RunConfig) -> int:
 
 
 def run_scales(config: RunConfig) -> int:
-    """Prints the table of Amos scales and returns the exit code."""
+    """Prints the table of Amos scales, or checks them, and returns the exit code."""
+    if config.check:
+        return basin.run_check(config)
     print(program_of(runs.open_run(config), "train").scales())
     return 0
 

@@ -82,7 +82,7 @@ def scale_by_amos_budget(
         dtype = v.dtype
         theta, grad = jnp.asarray(param, dtype), jnp.asarray(g, dtype)
         eta = jnp.asarray(slots.eta_of(eta_fn, name, theta.shape), dtype)
-        k = theta.size // max(v.size, 1)  # Numbers per slot.
+        k = max(1, theta.size // max(v.size, 1))  # Numbers per slot.
         tau = _tau(math.sqrt(k))
         xi2 = 2 * (tau + math.sqrt(2) - 1) / (horizon * n_steps)
         g2 = slots.mean_of_squares(grad, v.shape)
