@@ -35,7 +35,7 @@ def tekoa(*arguments, cwd=None, timeout=120):
         (["train", "--max_train_step=3"], 2, ["Did you mean '--max_train_steps'"]),
         (["train", "mnist", "lstm_lm"], 2, ["train accepts one model, got 'mnist lstm_lm'."]),
         (["inspect"], 2, ["inspect needs a directory. Usage: tekoa inspect DIR"]),
-        (["page", "a", "b"], 2, ["got 'a b'. Usage: tekoa page DIR [--out=FILE]"]),
+        (["page"], 2, ["page needs one or more directories. Usage: tekoa page DIR..."]),
         (["models", "mnist"], 2, ["models needs no arguments, got 'mnist'."]),
         (["convert", "a"], 2, ["Usage: tekoa convert SRC DST --to=native|t5x"]),
         (["--noprogress", "launch", "train"], 2, ["launch must be the first argument."]),

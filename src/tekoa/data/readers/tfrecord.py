@@ -22,14 +22,18 @@ class TruncatedRecordError(RecordError):
     """The file ends within a record."""
 
 
-def read_record(file: IO[bytes]) -> bytes | None:
+def read_record(file: IO[bytes], size: int | None = None) -> bytes | None:
     """Reads the record at the position of a file; None at its end.
+
+    Args:
+        file: The file.
+        size: Its size, if it does not grow; asked for at every record by default.
 
     Raises:
         RecordError: If the record is truncated or does not match its checksums. The position of
             the file is then undefined.
     """
-    n_left = os.fstat(file.fileno()).st_size - file.tell()
+    n_left = (os.fstat(file.fileno()).st_size if size is None else size) - file.tell()
     header = file.read(_HEADER.size)
     if not header:
         return None

@@ -84,8 +84,9 @@ COMMANDS = (
     Command("models", "", "list the bundled models", "modes.models:run_models"),
     Command("inspect", "DIR", "list the checkpoints in a directory and verify their checksums",
             "modes.inspect:run_inspect", requires="a directory"),
-    Command("page", "DIR", "write an HTML page with the curves and checkpoints of a run",
-            "report.page:run_page", requires="a directory", flags="[--out=FILE]"),
+    Command("page", "DIR...", "write an HTML page of a run, or one that compares several",
+            "report.page:run_page", requires="one or more directories",
+            flags="[--out=FILE] [--serve]"),
     Command("convert", "SRC DST", "copy a checkpoint into another format",
             "modes.convert:run_convert", requires="a source and a destination",
             flags="--to=native|t5x"),
@@ -160,10 +161,11 @@ def _run(arguments: Sequence[str]) -> int:
         )
     if command.needs_model:
         return _run_model(command, words, config)
-    if len(words) != len(command.arguments.split()):
+    is_list = command.arguments.endswith("...")
+    if (is_list and not words) or (not is_list and len(words) != len(command.arguments.split())):
         got = f", got {' '.join(words)!r}" if words else ""
         raise flags.UsageError(f"{name} needs {command.requires}{got}. Usage: {command.usage}")
-    return command.load()(*words, config)
+    return command.load()(words, config) if is_list else command.load()(*words, config)
 
 
 def _run_model(command: Command, words: Sequence[str], config: flags.RunConfig) -> int:

@@ -193,6 +193,11 @@ class RunConfig:
         None, "format that `tekoa convert` writes: native or t5x", "convert"
     )
     out: str | None = _flag(None, "file that `tekoa page` writes; - for standard output", "page")
+    serve: bool = _flag(
+        False, "serve the page on this machine and refresh it during training", "page"
+    )
+    port: int = _flag(8642, "port for --serve; 0 chooses a free one", "page", least=0, most=65535)
+    verify: bool = _flag(False, "verify the checksums of checkpoints, not only sizes", "page")
     json: bool = _flag(
         False, "print nothing but lines of JSON to standard output", "train eval eval_wait"
     )

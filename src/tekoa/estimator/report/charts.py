@@ -1,7 +1,6 @@
 """Charts as inline SVG; their colours come from the page, for light and dark themes."""
 
 import html
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,6 +9,8 @@ WIDTH, HEIGHT = 500, 220
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 26
 # Longer curves are reduced to the extremes of intervals.
 MAX_POINTS = 600
+# Colours of the palette in page.css.
+N_COLORS = 6
 
 XY = tuple[float, float]
 
@@ -22,7 +23,30 @@ class Series(NamedTuple):
     points: Sequence[XY]
 
 
-def chart(series: Sequence[Series], *, label: str, last_step: int, marks: Sequence[XY] = ()) -> str:
+def paint(color: int, css_class: str = "") -> str:
+    """Returns the HTML attributes of something in a colour.
+
+    Args:
+        color: Index from 1. Beyond the palette of the page, hues that differ from their neighbours.
+        css_class: More classes.
+
+    >>> paint(2, 'line'), paint(7)
+    ('class="line c2"', 'class="hue" style="--hue:242"')
+    """
+    if color <= N_COLORS:
+        return f'class="{f"{css_class} c{color}".strip()}"'
+    hue = round(137.508 * color) % 360  # The golden angle.
+    return f'class="{f"{css_class} hue".strip()}" style="--hue:{hue}"'
+
+
+def chart(
+    series: Sequence[Series],
+    *,
+    label: str,
+    last_step: int,
+    marks: Sequence[XY] = (),
+    max_points: int = MAX_POINTS,
+) -> str:
     """Draws curves over steps, with a logarithmic axis if the values span a wide range.
 
     Args:
@@ -30,8 +54,9 @@ def chart(series: Sequence[Series], *, label: str, last_step: int, marks: Sequen
         label: Description of the chart for screen readers.
         last_step: End of the step axis, the same for all charts of a page.
         marks: Points to mark, such as the best checkpoint.
+        max_points: Points per curve; longer ones are reduced.
     """
-    drawn = [s._replace(points=thin_out(s.points)) for s in series]
+    drawn = [s._replace(points=thin_out(s.points, max_points)) for s in series]
     values = [y for s in drawn for _, y in s.points if math.isfinite(y)]
     if not values:
         return '<p class="empty">No finite values yet.</p>'
@@ -41,7 +66,7 @@ def chart(series: Sequence[Series], *, label: str, last_step: int, marks: Sequen
     low, high = min([*values, *y_ticks]), max([*values, *y_ticks])
     to_y = _axis(low, high, HEIGHT - BOTTOM, TOP, is_log=is_log)
     elements = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" '
         f'aria-label="{html.escape(label)}">'
     ]
     elements += [
@@ -158,17 +183,17 @@ def _axis(
 
 
 def _curve(series: Series, to_x: Callable[[float], float], to_y: Callable[[float], float]) -> str:
-    """Draws a curve, with the numbers that the page shows at the pointer."""
+    """Draws a curve, with the step and the value of each of its points for the pointer."""
     path, dot, shown, command = "", "", [], "M"
     for step, value in series.points:
         if math.isfinite(value):
             x, y = to_x(step), to_y(value)
             path += f"{command}{x:.1f} {y:.1f}"
-            dot = f'<circle class="dot c{series.color}" cx="{x}" cy="{y}" r="3"/>'
-            shown.append([round(x, 1), round(y, 1), step, number(value)])
+            dot = f'<circle {paint(series.color, "dot")} cx="{x}" cy="{y}" r="3"/>'
+            shown.append(f"{step} {number(value)}")
         command = "L" if math.isfinite(value) else "M"
     line = (
-        f'<path class="line c{series.color}" d="{path}" data-name="{html.escape(series.name)}" '
-        f"data-points='{json.dumps(shown, separators=(',', ':'))}'/>"
+        f'<path {paint(series.color, "line")} d="{path}" data-name="{html.escape(series.name)}" '
+        f'data-values="{";".join(shown)}"/>'
     )
     return line + dot if len(shown) == 1 else line

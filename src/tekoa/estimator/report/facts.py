@@ -12,11 +12,12 @@ from tekoa.estimator.report import events
 from tekoa.estimator.report.events import Curves
 from tekoa.estimator.run import run_files
 from tekoa.store import errors
-from tekoa.store.commit import lease, paths
+from tekoa.store.commit import lease, manifest, paths
 from tekoa.store.commit import score as score_lib
 from tekoa.store.read import inspect
 
 T = TypeVar("T")
+TRAIN = "train"  # The folder with the curves of training.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,15 +74,17 @@ class RunFacts:
         return max([0, *points, *steps])
 
 
-def gather(directory: pathlib.Path) -> RunFacts:
+def gather(directory: pathlib.Path, *, verify: manifest.Verify = "size") -> RunFacts:
     """Reads a model directory; a trainer and evaluators may be writing to it.
 
-    Checkpoints are verified by file size only; `tekoa inspect` reads every byte.
+    Args:
+        directory: The model directory.
+        verify: How thoroughly to check the files of checkpoints.
     """
     folders = _folders(directory)
     problems: list[str] = []
     curves = {place: events.read_curves(folder, problems) for place, folder in folders.items()}
-    checkpoints = {place: _steps_of(folder) for place, folder in folders.items()}
+    checkpoints = {place: _steps_of(folder, verify) for place, folder in folders.items()}
     return RunFacts(
         directory=directory,
         record=_if_valid(lambda: run_files.read_facts(directory), problems) or {},
@@ -89,13 +92,45 @@ def gather(directory: pathlib.Path) -> RunFacts:
         is_running=_is_running(directory),
         curves={place: by_tag for place, by_tag in curves.items() if by_tag},
         checkpoints={place: steps for place, steps in checkpoints.items() if steps},
-        best=[
-            _best(place, folder, problems)
-            for place, folder in folders.items()
-            if folder.name.startswith(("high_", "low_"))
-        ],
+        best=_best_of(folders, problems),
         problems=problems,
     )
+
+
+def gather_curves(directory: pathlib.Path) -> RunFacts:
+    """Reads a model directory without its checkpoints and the scales of its parameters."""
+    folders = _folders(directory)
+    problems: list[str] = []
+    curves = {
+        place: events.read_curves(folder, problems, without="params/")
+        for place, folder in folders.items()
+    }
+    return RunFacts(
+        directory=directory,
+        record=_if_valid(lambda: run_files.read_facts(directory), problems) or {},
+        end_step=_if_valid(lambda: run_files.last_step(directory), problems),
+        is_running=_is_running(directory),
+        curves={place: by_tag for place, by_tag in curves.items() if by_tag},
+        checkpoints={},
+        best=_best_of(folders, problems),
+        problems=problems,
+    )
+
+
+def is_run(directory: pathlib.Path) -> bool:
+    """Whether a directory looks like that of a run, without reading its files."""
+    has_events = any(directory.glob(f"{TRAIN}/{events.PREFIX}*"))
+    return (
+        has_events or (directory / run_files.RUN_FILE).exists() or bool(paths.list_steps(directory))
+    )
+
+
+def _best_of(folders: dict[str, pathlib.Path], problems: list[str]) -> list[Best]:
+    return [
+        _best(place, folder, problems)
+        for place, folder in folders.items()
+        if folder.name.startswith(("high_", "low_"))
+    ]
 
 
 def _if_valid(read: Callable[[], T], problems: list[str]) -> T | None:
@@ -120,12 +155,12 @@ def _folders(directory: pathlib.Path) -> dict[str, pathlib.Path]:
     return {"/".join(f.relative_to(directory).parts): f for f in sorted(folders)}
 
 
-def _steps_of(folder: pathlib.Path) -> list[inspect.StepInfo]:
+def _steps_of(folder: pathlib.Path, verify: manifest.Verify) -> list[inspect.StepInfo]:
     """Describes the steps of a directory, except those removed in the meantime."""
     infos = []
     for step in paths.list_steps(folder):
         with contextlib.suppress(FileNotFoundError):
-            infos += inspect.inspect(paths.step_dir(folder, step), verify="size")
+            infos += inspect.inspect(paths.step_dir(folder, step), verify=verify)
     return [info for info in infos if info.path.exists()]
 
 

@@ -8,38 +8,43 @@ import os
 import pathlib
 import statistics
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tekoa.core import files, messages
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import RunConfig, UsageError
-from tekoa.estimator.report import sections
+from tekoa.estimator.report import compare, document, sections, serve
 from tekoa.estimator.report.charts import number
-from tekoa.estimator.report.facts import RunFacts, gather
+from tekoa.estimator.report.facts import RunFacts, gather, gather_curves, is_run
 from tekoa.estimator.run import run_files
 from tekoa.store.commit import durable
 
 
-def run_page(directory: str, config: RunConfig) -> int:
-    """Writes the page of a run and returns the exit code.
+def run_page(directories: Sequence[str], config: RunConfig) -> int:
+    """Writes the page of one or several runs and returns the exit code.
 
     Args:
-        directory: The model directory; training may be running.
+        directories: The model directories, or directories of runs; training may be running.
         config: The flags. `out` is the file to write, "-" for standard output; None writes
             NAME.html to the working directory, where NAME is that of the model directory.
 
     Raises:
         UsageError: If there is nothing to show, or the file cannot be written.
     """
-    facts = _facts(directory)
-    for problem in facts.problems:
+    paths = _run_directories(directories)
+    if config.serve:
+        serve.serve(paths, lambda: _render(_gather(paths, config), is_live=True), port=config.port)
+        return ExitCode.SUCCESS
+    runs = _gather(paths, config)
+    problems = [problem for facts in runs for problem in facts.problems]
+    for problem in problems:
         print(messages.printable(problem), file=sys.stderr)
-    code = ExitCode.DAMAGED if facts.problems else ExitCode.SUCCESS
+    code = ExitCode.DAMAGED if problems else ExitCode.SUCCESS
+    text = _render(runs)
     if config.out == "-":
-        sys.stdout.write(render(facts))
+        sys.stdout.write(text)
         return code
-    target = _write(facts, config.out)
+    target = _write(text, runs, config.out)
     size = target.stat().st_size
     print(messages.printable(f"Wrote {_relative(target)} ({size / 1e3:.0f} kB)."))
     return code
@@ -51,12 +56,12 @@ def write_page(directory: str | os.PathLike[str], out: str | None = None) -> pat
     Returns:
         The file that was written.
     """
-    return _write(_facts(directory), out)
+    runs = _gather(_run_directories([os.fspath(directory)]), RunConfig())
+    return _write(_render(runs), runs, out)
 
 
-def _write(facts: RunFacts, out: str | None) -> pathlib.Path:
-    text = render(facts)
-    target = files.local_path(out).absolute() if out else _default_target(facts.directory)
+def _write(text: str, runs: Sequence[RunFacts], out: str | None) -> pathlib.Path:
+    target = files.local_path(out).absolute() if out else _default_target(runs)
     try:
         durable.replace(target, text.encode(errors="backslashreplace"))
     except OSError as error:
@@ -64,31 +69,58 @@ def _write(facts: RunFacts, out: str | None) -> pathlib.Path:
     return target
 
 
-def _facts(directory: str | os.PathLike[str]) -> RunFacts:
-    path = files.local_path(directory).absolute()
-    if not path.is_dir():
-        raise UsageError(f"Directory {str(directory)!r} does not exist.")
-    facts = gather(path)
+def _render(runs: Sequence[RunFacts], *, is_live: bool = False) -> str:
+    if len(runs) == 1:
+        return render(runs[0], is_live=is_live)
+    return compare.render(runs, is_live=is_live)
+
+
+def _run_directories(names: Sequence[str]) -> list[pathlib.Path]:
+    """Returns the directories of runs: those named, and those inside a directory of runs."""
+    directories: list[pathlib.Path] = []
+    for name in names:
+        path = files.local_path(name).absolute()
+        if not path.exists():
+            raise UsageError(f"Directory {name!r} does not exist.")
+        inside = sorted(p for p in path.iterdir() if is_run(p)) if path.is_dir() else []
+        if not path.is_dir() or (len(names) > 1 and not is_run(path) and not inside):
+            # A pattern of the shell, such as runs/*, matches other files too.
+            if len(names) == 1:
+                raise UsageError(f"{name!r} is not a directory.")
+            print(messages.printable(f"{name} is not a run: left out."), file=sys.stderr)
+        elif is_run(path) or not inside:
+            directories.append(path)
+        else:
+            directories += inside
+    if not directories:
+        raise UsageError(f"There is no run in {', '.join(names)}.")
+    return list(dict.fromkeys(directories))
+
+
+def _gather(paths: Sequence[pathlib.Path], config: RunConfig) -> list[RunFacts]:
+    if len(paths) > 1:
+        return [gather_curves(path) for path in paths]
+    facts = gather(paths[0], verify="full" if config.verify else "size")
     if facts.is_empty:
         raise UsageError(
-            f"Nothing to show in {str(directory)!r}: no {run_files.RUN_FILE}, no TensorBoard files "
-            "and no checkpoints."
+            f"Nothing to show in {str(_relative(paths[0]))!r}: no {run_files.RUN_FILE}, no "
+            "TensorBoard files and no checkpoints."
         )
-    return facts
+    return [facts]
 
 
-def _default_target(directory: pathlib.Path) -> pathlib.Path:
-    cwd, directory = pathlib.Path.cwd().resolve(), directory.resolve()
-    if cwd.is_relative_to(directory):
+def _default_target(runs: Sequence[RunFacts]) -> pathlib.Path:
+    cwd, directory = pathlib.Path.cwd().resolve(), runs[0].directory.resolve()
+    if any(cwd.is_relative_to(facts.directory.resolve()) for facts in runs):
         raise UsageError(
             "The page would be written into the run itself. Choose a file with --out=FILE.html, "
             "or run the command from another directory."
         )
-    return cwd / f"{directory.name}.html"
+    return cwd / ("runs.html" if len(runs) > 1 else f"{directory.name}.html")
 
 
-def render(facts: RunFacts) -> str:
-    """Returns the page as HTML."""
+def render(facts: RunFacts, *, is_live: bool = False) -> str:
+    """Returns the page of one run as HTML."""
     title = html.escape(facts.directory.name)
     elements = [
         _head(facts, title),
@@ -109,33 +141,20 @@ def render(facts: RunFacts) -> str:
         "</p>",
         sections.parameters(facts),
         "<h2>Checkpoints</h2><p>A star marks the best checkpoint of a metric. Files are verified "
-        "by size; <code>tekoa inspect</code> verifies checksums.</p>",
+        "by size; <code>tekoa page --verify</code> and <code>tekoa inspect</code> verify checksums."
+        "</p>",
         sections.checkpoints(facts),
         "<h2>Time</h2><p></p>",
         sections.timings(facts),
         "<h2>Settings</h2><p></p>",
         sections.settings(facts),
-        f"<footer>Written by tekoa page, {sections.clock(time.time())}. Long curves are reduced to "
-        "their extremes.</footer>",
+        document.footer(),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{_asset('page.css')}</style></head>"
-        f"<body><main>{''.join(elements)}</main><script>{_asset('page.js')}</script></body></html>\n"
-    )
-
-
-def _asset(name: str) -> str:
-    return pathlib.Path(__file__).with_name(name).read_text()
+    return document.document(facts.directory.name, elements, is_live=is_live)
 
 
 def _head(facts: RunFacts, title: str) -> str:
-    css_class, state = "off", "incomplete"
-    if facts.end_step is not None:
-        css_class, state = "done", "finished"
-    elif facts.is_running:
-        css_class, state = "on", "running"
+    css_class, state = sections.state_of(facts)
     model = html.escape(str(facts.record.get("model", "unknown model")))
     place = html.escape(str(_relative(facts.directory)))
     total = facts.record.get("n_steps") or facts.end_step

@@ -13,16 +13,14 @@ from tekoa.estimator.cli.flags import RunConfig
 from tekoa.estimator.report import charts as charts_lib
 from tekoa.estimator.report.charts import Series, number
 from tekoa.estimator.report.events import Point
-from tekoa.estimator.report.facts import RunFacts
+from tekoa.estimator.report.facts import TRAIN, RunFacts
 from tekoa.store.commit import paths
 from tekoa.store.read.inspect import StepInfo
 
-TRAIN = "train"
 _OF_TRAINING = (TRAIN, "valid")
 SPEED = "seconds_per_step"
 _FIRST = ("loss", "cost", "perplexity")
-_LAST = ("gradients_l2norm", "weights_l2norm")
-_N_COLORS = 6
+LAST = ("last_loss", "gradients_l2norm", "weights_l2norm")
 
 
 def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
@@ -43,10 +41,6 @@ def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
                 source, name = "valid", name.removeprefix("valid_")
             charts.setdefault(name, {})[source] = points
 
-    def metric_rank(name: str) -> tuple[int, int, str]:
-        first = _FIRST.index(name) if name in _FIRST else len(_FIRST)
-        return name in _LAST, first, name
-
     def source_rank(source: str) -> int:
         return _OF_TRAINING.index(source) if source in _OF_TRAINING else len(_OF_TRAINING)
 
@@ -54,6 +48,12 @@ def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
         name: {source: charts[name][source] for source in sorted(charts[name], key=source_rank)}
         for name in sorted(charts, key=metric_rank)
     }
+
+
+def metric_rank(name: str) -> tuple[int, int, str]:
+    """Returns the place of a metric among others: losses first, norms last."""
+    first = _FIRST.index(name) if name in _FIRST else len(_FIRST)
+    return name in LAST, first, name
 
 
 def curves(facts: RunFacts) -> str:
@@ -67,27 +67,30 @@ def curves(facts: RunFacts) -> str:
     cards = []
     for name, by_source in charts.items():
         series = [
-            Series(source, sources.index(source) % _N_COLORS + 1, _xy(points))
+            Series(source, sources.index(source) + 1, xy(points))
             for source, points in by_source.items()
         ]
         marks = [
-            xy
+            point
             for s in series
-            for xy in s.points
-            if math.isfinite(xy[1]) and best.get((name, s.name)) == xy[0]
+            for point in s.points
+            if math.isfinite(point[1]) and best.get((name, s.name)) == point[0]
         ]
         svg = charts_lib.chart(series, label=f"{name} by step", last_step=facts.step, marks=marks)
         cards.append(f'<div class="card">{_legend(series)}<h3>{_text(name)}</h3>{svg}</div>')
     return f'<div class="charts">{"".join(cards)}</div>'
 
 
-def _xy(points: Sequence[Point]) -> list[charts_lib.XY]:
+def xy(points: Sequence[Point]) -> list[charts_lib.XY]:
+    """Returns points as pairs of step and value."""
     return [(point.step, point.value) for point in points]
 
 
 def _legend(series: Sequence[Series]) -> str:
     items = (
-        f'<i class="c{s.color}"></i>{_text(s.name)} <b>{number(s.points[-1][1])}</b>'
+        f'<button type="button" aria-pressed="true" data-name="{_text(s.name)}">'
+        f"<i {charts_lib.paint(s.color)}></i>{_text(s.name)} <b>{number(s.points[-1][1])}</b>"
+        "</button>"
         for s in series
     )
     return f'<span class="legend">{"".join(items)}</span>'
@@ -102,7 +105,7 @@ def parameters(facts: RunFacts) -> str:
             continue
         name, _, shape = tag.removeprefix("params/").partition(" ")
         eta, last = scales.get(name), points[-1].value
-        svg = charts_lib.sparkline(_xy(points), eta)
+        svg = charts_lib.sparkline(xy(points), eta)
         cells = [
             f'<td class="w"><code>{_text(name)}</code></td><td class="faint">{_text(shape)}</td>',
             f'<td>{svg}</td><td class="n">{number(last)}</td>',
@@ -208,6 +211,19 @@ def step_times(facts: RunFacts) -> list[Point]:
     return facts.curves.get(TRAIN, {}).get(f"{TRAIN}/{SPEED}", [])
 
 
+def steps_per_second(times: Sequence[Point]) -> float | None:
+    """Returns the median speed of the last checks."""
+    recent = statistics.median(point.value for point in times[-20:])
+    return 1 / recent if recent > 0 else None
+
+
+def state_of(facts: RunFacts) -> tuple[str, str]:
+    """Returns the state of a run as a CSS class and a word."""
+    if facts.end_step is not None:
+        return "done", "finished"
+    return ("on", "running") if facts.is_running else ("off", "incomplete")
+
+
 def seconds(facts: RunFacts) -> tuple[float, float]:
     """Returns the seconds within steps, and between steps of the same process."""
     inside = outside = 0.0
@@ -236,17 +252,18 @@ def settings(facts: RunFacts) -> str:
     about = {"model": record.get("model"), "seed": record.get("random_seed"), "versions": versions}
     command = " ".join(["tekoa", *map(str, record.get("command", [])[1:])])
     return (
-        f'<div class="two">{_pairs({**about, **_flatten(record.get("settings") or {})})}'
+        f'<div class="two">{_pairs({**about, **flatten(record.get("settings") or {})})}'
         f"{_pairs(changed_flags)}</div>"
         f'<div class="card text" style="margin-top:14px"><pre>{_text(command)}</pre></div>'
     )
 
 
-def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested settings under dotted names."""
     flat = {}
     for name, value in settings.items():
         path = f"{prefix}{name}"
-        flat |= _flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
+        flat |= flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
     return flat
 
 
@@ -256,6 +273,19 @@ def _pairs(values: dict[str, Any]) -> str:
         for k, v in values.items()
     ]
     return _table(["", "#"], rows)
+
+
+def sortable_table(heads: Sequence[str], rows: Sequence[str]) -> str:
+    """Returns a table whose headings are buttons that sort it; rows include their `<tr>`."""
+    cells = (
+        f'<th scope="col"{" class=n" if head.startswith("#") else ""}>'
+        f'<button type="button" data-column="{i}">{_text(head.removeprefix("#"))}</button></th>'
+        for i, head in enumerate(heads)
+    )
+    return (
+        f'<div class="card wide scroll"><table class="runs"><thead><tr>{"".join(cells)}</tr>'
+        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
 
 
 def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
