@@ -1,7 +1,7 @@
 import dataclasses
 import io
 
-from tekoa.extensions.progress import ProgressBar
+from tekoa.extensions.progress import ProgressBar, sparkline
 
 
 class Terminal(io.StringIO):
@@ -62,3 +62,58 @@ def test_no_rate_is_shown_before_the_first_step(summary):
     out = io.StringIO()
     ProgressBar(file=out)(dataclasses.replace(summary(0), n_completed_steps=0, elapsed_time=0.0))
     assert "steps/s" not in out.getvalue()
+
+
+def test_a_line_per_validation_with_aligned_numbers_and_a_curve_at_the_end(summary):
+    out = io.StringIO()
+    bar = ProgressBar(1000, file=out, lines=True, examples_per_step=32)
+    for i, loss in enumerate([1.0, 0.5, 0.25, 0.125]):
+        metrics = {"loss": loss / 3, "accuracy": 0.5}
+        bar(summary((1, 250, 500, 1000)[i], train={"loss": loss}, eval=metrics))
+    *lines, first, second = out.getvalue().splitlines()
+    assert (
+        lines[0] == "step    1/1000  train loss 1          eval loss 0.3333     eval accuracy 0.5"
+    )
+    assert (
+        lines[3] == "step 1000/1000  train loss 0.125      eval loss 0.04167    eval accuracy 0.5"
+    )
+    assert first == "train loss  █▄▂▁  1 to 0.125"
+    assert second == "eval loss   █▄▂▁  0.3333 to 0.04167"
+
+
+def test_the_bar_has_examples_and_the_validation(summary, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    out = Terminal()
+    bar = ProgressBar(4, file=out, examples_per_step=32)
+    bar(
+        dataclasses.replace(
+            summary(2, train={"loss": 0.5, "valid_accuracy": 0.75}),
+            n_completed_steps=2,
+            elapsed_time=1.0,
+        )
+    )
+    bar.close()
+    assert "2 steps/s" in out.getvalue()
+    assert "64 examples/s" in out.getvalue()
+    assert "valid accuracy 0.75" in out.getvalue()
+
+
+def test_a_notebook_has_one_bar_and_no_lines(summary, monkeypatch):
+    bar = ProgressBar(8, lines=True)
+    monkeypatch.setattr(bar._console, "is_jupyter", True)
+    updates, lines = [], []
+    monkeypatch.setattr(bar, "_update_bar", lambda step, note: updates.append((step, note)))
+    monkeypatch.setattr(bar, "_print", lines.append)
+    for step in (2, 4, 6):
+        bar(summary(step, train={"loss": 0.5}, eval={"accuracy": 0.75}))
+    assert [step for step, _ in updates] == [2, 4, 6]
+    assert "eval accuracy 0.75" in updates[-1][1]
+    assert lines == []
+
+
+def test_a_sparkline_averages_many_values_and_leaves_gaps():
+    assert sparkline([3.0] * 100) == "▁" * 40
+    assert sparkline([0.0, float("nan"), 1.0]) == "▁ █"
+    assert sparkline([1e-4, 1e-2, 1.0]) == "▁▅█"
+    assert sparkline(list(range(80)), width=2) == "▁█"

@@ -136,6 +136,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
     first = fit(directory=tmp_path / "run")
     again = fit(directory=tmp_path / "run", show_progress=True)
     assert "Nothing to do: all 48 steps are complete." in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "train_end.json").read_text()) == {"step": 48}
     assert again.history.rows == first.history.rows
     assert_trees_equal(again.state.params, first.state.params)
 

@@ -23,6 +23,7 @@ from tekoa.store import errors
 from tekoa.store.commit import durable
 
 RUN_FILE = "run.json"
+END_FILE = "train_end.json"
 SOURCE_DIR = "source"
 
 # Reported even if they are not loaded yet.
@@ -118,6 +119,16 @@ def write_start(
     record = {**start, "starts": [*earlier, changed]}
     durable.replace(directory / RUN_FILE, json.dumps(record, indent=1).encode())
     return before, start
+
+
+def write_end(directory: str | os.PathLike[str], step: int) -> None:
+    """Writes the end mark of a run, which holds its last step."""
+    durable.replace(pathlib.Path(directory) / END_FILE, json.dumps({"step": step}).encode())
+
+
+def remove_end(directory: str | os.PathLike[str]) -> None:
+    """Removes the end mark of a run that is trained further."""
+    (pathlib.Path(directory) / END_FILE).unlink(missing_ok=True)
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

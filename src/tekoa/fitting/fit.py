@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from tekoa import hosts
 from tekoa.core import nonfinite, objective
 from tekoa.extensions import (
     best_files,
@@ -16,6 +17,7 @@ from tekoa.extensions import (
     early_stop,
     metrics_file,
     progress,
+    run_record,
     serial,
 )
 from tekoa.extensions import tensorboard as tensorboard_lib
@@ -152,8 +154,13 @@ def fit(
             stop_flag=stop_flag,
             stdout=show_progress,
         )
-        rows, stages = checks.stages(loop, directory, batch_size, show_progress, callbacks, stack)
+        n_rows = batch_size if train_data.source is not None else None
+        rows, stages = checks.stages(
+            loop, directory, batch_size, n_rows, show_progress, callbacks, stack
+        )
         is_complete = _run(loop, serial.serial(*stages, *writer), stop_flag, show_progress)
+    if directory is not None and is_complete and hosts.current().is_writer:
+        run_record.write_end(directory, loop.step)
     return FitResult(
         loop=loop,
         original=model,
@@ -212,6 +219,8 @@ def _writer(
     if directory is None:
         return []
     writer = checkpoint_files.CheckpointFileWriter(directory)
+    if hosts.current().is_writer:
+        run_record.remove_end(directory)
     return [stack.enter_context(contextlib.closing(writer))]
 
 
@@ -261,6 +270,7 @@ class _Checks:
         loop: TrainLoop,
         directory: str | os.PathLike[str] | None,
         batch_size: int,
+        n_rows: int | None,
         show_progress: bool,
         callbacks: Sequence[serial.Stage],
         stack: contextlib.ExitStack,
@@ -271,7 +281,7 @@ class _Checks:
             batches = self.data.eval_batches(batch_size)
             stages.append(loop.evaluation(self.metrics, batches, stop_flag=loop.stop_flag))
         if show_progress:
-            bar = progress.ProgressBar(loop.n_steps)
+            bar = progress.ProgressBar(loop.n_steps, examples_per_step=n_rows, lines=True)
             loop.before_dispatch = bar.advance
             stages.append(stack.enter_context(contextlib.closing(bar)))
         stages += callbacks

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from tekoa.estimator.cli import main
@@ -32,3 +34,12 @@ def test_training_logs_each_check_and_ends_with_the_validation(tmp_path, capsys)
     steps = [line.split(":")[0] for line in printed.err.splitlines() if "train_loss at" in line]
     assert steps == [f"train_loss at step {n}" for n in (10, 20, 30)]
     assert "valid_loss at step 30: " in printed.out
+
+
+def test_every_check_is_a_line_of_json(tmp_path, capsys):
+    arguments = [f"--model_dir={tmp_path}", "--max_train_steps=20", "--check_every_steps=10"]
+    command = ["train", "linear_regression", *arguments, "--random_seed=1", "--json"]
+    assert main.main([*command, "--noprogress"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["step"] for line in lines] == [0, 10, 20]
+    assert lines[2].keys() == {"step", "train_loss", "valid_loss"}

@@ -233,8 +233,19 @@ def _stages(
         # A checkpoint that is written only because of a stop is not validated.
         yield lambda c: c if c.step % every and stop_flag.is_set() else validate(c)
     if run.config.progress:
-        yield stack.enter_context(contextlib.closing(progress.ProgressBar(loop.n_steps)))
+        bar = progress.ProgressBar(loop.n_steps, examples_per_step=run.config.train_batch_size)
+        before_dispatch = loop.before_dispatch
+
+        def advance(step: int) -> None:
+            if before_dispatch is not None:
+                before_dispatch(step)
+            bar.advance(step)
+
+        loop.before_dispatch = advance
+        yield stack.enter_context(contextlib.closing(bar))
         yield check_log.log_check
+    if run.config.json:
+        yield check_log.print_check_as_json
     writer = tensorboard.SummaryWriter(runs.subdirectory(run, "train"), params=True)
     yield stack.enter_context(contextlib.closing(writer))
 
@@ -266,7 +277,8 @@ def _print_result(
         summary = last if isinstance(last, Summary) else validation(loop.checkpoint())
         metrics = summary.metrics["train"].items()
         validated = {name: value for name, value in metrics if name.startswith("valid_")}
-        print_metrics(run.config, loop.step, validated)
+        if not run.config.json or last is None:  # Every check was printed.
+            print_metrics(run.config, loop.step, validated)
     print(f"Checkpoints and TensorBoard files are in {run.model_dir}.")
 
 

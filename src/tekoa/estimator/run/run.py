@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import json
 import os
 import pathlib
 import random
@@ -22,7 +21,7 @@ from tekoa.estimator.run.run_files import RUN_FILE as RUN_FILE
 from tekoa.estimator.run.run_files import last_step as last_step
 from tekoa.estimator.run.run_files import read_facts as read_facts
 from tekoa.extensions import run_record
-from tekoa.store.commit import durable, together
+from tekoa.store.commit import together
 
 _FLAGS_OF_A_START = {
     *("again", "checkpoint_path", "compile_cache", "coordinator_address", "host_timeout_secs"),
@@ -236,7 +235,7 @@ def start_training(
     if optimizer:
         facts["optimizer"] = {k: v for k, v in optimizer.items() if k != "eta"}
     with _writing(run.model_dir):
-        (run.model_dir / END_FILE).unlink(missing_ok=True)
+        run_record.remove_end(run.model_dir)
         before, after = run_record.write_start(
             run.model_dir, facts, step=step, sources=_sources(run)
         )
@@ -246,7 +245,7 @@ def start_training(
 def end_training(run: Run, step: int) -> None:
     """Writes the end mark, which holds the last step for a waiting evaluator."""
     if hosts.current().is_writer:
-        durable.replace(run.model_dir / END_FILE, json.dumps({"step": step}).encode())
+        run_record.write_end(run.model_dir, step)
 
 
 def _facts(run: Run, seed: int) -> dict[str, Any]:

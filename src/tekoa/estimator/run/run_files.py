@@ -4,9 +4,8 @@ import pathlib
 from typing import Any
 
 from tekoa.extensions import run_record
+from tekoa.extensions.run_record import END_FILE as END_FILE
 from tekoa.extensions.run_record import RUN_FILE as RUN_FILE
-
-END_FILE = "train_end.json"
 
 
 def read_facts(model_dir: pathlib.Path) -> dict[str, Any]:
