@@ -6,6 +6,7 @@ import re
 import nbconvert
 from mkdocs.structure.files import File
 
+_LINK = re.compile(r"(\]\([^)\s]*)\.ipynb\)")
 _COLOR_CODES = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -17,6 +18,11 @@ def on_files(files, config):
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def on_page_markdown(text, page, **_):
+    """Makes links to notebooks, which work in the repository, links to their pages."""
+    return text if page.file.generated_by else _LINK.sub(r"\1.md)", text)
 
 
 def convert(path):

@@ -4,6 +4,9 @@ Blocks of a page run one after another with the names of the earlier ones, also 
 Code of other libraries, which is shown for comparison, is marked `py` and is not run.
 """
 
+import ast
+import importlib
+import inspect
 import os
 import pathlib
 import re
@@ -77,3 +80,35 @@ def test_notebooks_are_stored_with_their_outputs(path):
     for cell in cells:
         lines = [output.get("text", "").count("\n") for output in cell.outputs]
         assert sum(lines) <= 30, f"a wall of text after:\n{cell.source}"
+
+
+def names_in_code(text):
+    """Names and attributes that a piece of code uses."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+
+
+def test_every_public_name_has_an_example_that_runs():
+    """In its docstring, or in a block of a page."""
+    from architecture.test_house import DOORS
+
+    shown = {
+        name for page in PAGES for block in python_blocks(page) for name in names_in_code(block)
+    }
+    missing = []
+    for door in DOORS:
+        package = importlib.import_module(door)
+        for name in package.__all__:
+            thing = getattr(package, name)
+            docs = [inspect.getdoc(thing) or ""]
+            if inspect.isclass(thing):
+                docs += [inspect.getdoc(member) or "" for member in vars(thing).values()]
+            is_code = inspect.isclass(thing) or callable(thing)
+            if is_code and name not in shown and not any(">>>" in text for text in docs):
+                missing.append(f"{door}.{name}")
+    assert not missing

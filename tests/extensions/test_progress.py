@@ -1,6 +1,8 @@
 import dataclasses
 import io
 
+import pytest
+
 from tekoa.extensions.progress import ProgressBar, sparkline
 
 
@@ -117,3 +119,24 @@ def test_a_sparkline_averages_many_values_and_leaves_gaps():
     assert sparkline([0.0, float("nan"), 1.0]) == "▁ █"
     assert sparkline([1e-4, 1e-2, 1.0]) == "▁▅█"
     assert sparkline(list(range(80)), width=2) == "▁█"
+
+
+@pytest.mark.slow
+def test_a_notebook_stores_one_bar_in_its_last_state():
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    cell = nbformat.v4.new_code_cell(
+        "import time\n"
+        "from tekoa.extensions.progress import ProgressBar\n"
+        "bar = ProgressBar(200)\n"
+        "bar.advance(50)\n"
+        "time.sleep(0.2)\n"
+        "bar.advance(100)\n"
+        "bar.close()\n"
+    )
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    nbclient.NotebookClient(notebook, timeout=60).execute()
+    (output,) = cell.outputs
+    assert output.output_type == "display_data"
+    assert '<progress value="100" max="200">' in output.data["text/html"]
+    assert output.data["text/plain"].startswith("100/200 steps")

@@ -44,3 +44,28 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(run):
 def test_a_missing_checkpoint_is_refused(tmp_path):
     with pytest.raises(errors.StoreError):
         tekoa.load(tmp_path, nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+
+
+def test_a_module_with_random_keys_and_statistics_is_loaded(tmp_path):
+    def make():
+        rngs = nnx.Rngs(0)
+        layers = (
+            nnx.Linear(2, 3, rngs=rngs),
+            nnx.BatchNorm(3, rngs=rngs),
+            nnx.Dropout(0.5, rngs=rngs),
+        )
+        return nnx.Sequential(*layers, nnx.Linear(3, 1, rngs=rngs))
+
+    result = tekoa.fit(
+        make(),
+        (X * np.arange(8, dtype=np.float32)[:, None], X[:, :1]),
+        loss="mse",
+        optimizer=optax.sgd(0.1),
+        steps=3,
+        directory=tmp_path,
+        show_progress=False,
+    )
+    loaded, trained = tekoa.load(tmp_path, make()), result.model
+    loaded.eval(), trained.eval()
+    np.testing.assert_array_equal(loaded(X), trained(X))
+    assert nnx.state(loaded, nnx.RngKey) == nnx.state(trained, nnx.RngKey)

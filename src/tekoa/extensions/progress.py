@@ -124,6 +124,8 @@ class ProgressBar:
         progress.update(task, completed=step, note=note)
 
     def _start_bar(self) -> tuple[Any, Any]:
+        if self._console.is_jupyter:
+            return _NotebookBar(self._n_steps), None
         from rich import progress
 
         bar = progress.Progress(
@@ -137,6 +139,44 @@ class ProgressBar:
         )
         bar.start()
         return bar, bar.add_task("training", total=self._n_steps, note="")
+
+
+class _NotebookBar:
+    """A bar in a notebook: one output that is redrawn, and stays in the stored file."""
+
+    def __init__(self, n_steps: int | None):
+        self._n_steps, self._start = n_steps, time.monotonic()
+        self._first: int | None = None
+        self._handle: Any = None
+
+    def update(self, task: None, *, completed: int, note: str) -> None:
+        """Draws the bar at this step."""
+        del task
+        from IPython import display
+
+        self._first = completed if self._first is None else self._first
+        seconds = time.monotonic() - self._start
+        times = f"{_clock(seconds)}"
+        if self._n_steps is not None and self._first < completed < self._n_steps:
+            left = seconds * (self._n_steps - completed) / (completed - self._first)
+            times += f", {_clock(left)} left"
+        total = "" if self._n_steps is None else f"/{self._n_steps}"
+        text = f"{completed}{total} steps  {times}  {note}"
+        value = "" if self._n_steps is None else f' value="{completed}" max="{self._n_steps}"'
+        html = f"<progress{value}></progress>&ensp;{text.replace('  ', '&ensp;')}"
+        data = {"text/html": html, "text/plain": text}
+        if self._handle is None:
+            self._handle = display.display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+
+    def stop(self) -> None:
+        """The last state of the bar stays."""
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes}:{seconds:02d}"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -1,5 +1,6 @@
 """The metrics of a run as a table."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,7 +93,9 @@ class History:
             raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
         chosen = names or tuple(name for name in self.columns if name not in _HIDDEN)
         charts = list(dict.fromkeys(name.rpartition("/")[2] for name in chosen))
-        picture = figure.Figure(figsize=(4.5 * max(1, len(charts)), 3.2), layout="constrained")
+        picture = _picture_class(figure.Figure)(
+            figsize=(4.5 * max(1, len(charts)), 3.2), layout="constrained"
+        )
         for i, chart in enumerate(charts):
             axes = picture.add_subplot(1, len(charts), i + 1, title=chart, xlabel="step")
             for name in chosen:
@@ -100,6 +103,17 @@ class History:
                     axes.plot(self.steps, self[name], label=name.rpartition("/")[0] or name)
             axes.legend()
         return picture
+
+
+def _picture_class(base: type) -> Any:
+    """Returns a class of figures that a notebook shows without further set-up."""
+
+    def to_png(self: Any) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+    return type("Picture", (base,), {"_repr_png_": to_png})
 
 
 def _text(value: Any) -> str:

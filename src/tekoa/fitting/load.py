@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from tekoa.bridges import any_model
@@ -66,7 +67,7 @@ def load(
 def _like(fresh: PyTree, loaded: PyTree, path: pathlib.Path) -> PyTree:
     """Returns loaded arrays in the structure of fresh ones, after comparing names and shapes."""
     arrays = trees.flatten_named(loaded)
-    expected = {name: jnp.shape(leaf) for name, leaf in trees.flatten_named(fresh).items()}
+    expected = {name: _stored_shape(leaf) for name, leaf in trees.flatten_named(fresh).items()}
     wrong = [
         f"{name}: {jnp.shape(arrays[name]) if name in arrays else 'missing'} instead of {shape}"
         for name, shape in expected.items()
@@ -77,4 +78,15 @@ def _like(fresh: PyTree, loaded: PyTree, path: pathlib.Path) -> PyTree:
         raise errors.MismatchError(
             f"{path}: the checkpoint does not fit the model: {'; '.join(sorted(wrong)[:8])}."
         )
-    return trees.map_named(lambda name, _: jnp.asarray(arrays["/".join(name)]), fresh)
+
+    def as_fresh(name: trees.Name, leaf: Any) -> jax.Array:
+        array = jnp.asarray(arrays["/".join(name)])
+        is_key = trees.is_key(leaf)
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if is_key else array
+
+    return trees.map_named(as_fresh, fresh)
+
+
+def _stored_shape(leaf: Any) -> tuple[int, ...]:
+    """Returns the shape of the array that a leaf is stored as; random keys are words."""
+    return jnp.shape(jax.random.key_data(leaf) if trees.is_key(leaf) else leaf)
