@@ -98,6 +98,8 @@ def launch(arguments: Sequence[str]) -> int:
     try:
         for n_left in reversed(range(options.max_restarts + 1)):
             group = _start(options, command)
+            for number in received:  # During the start.
+                group.send(number)
             code = group.wait(grace_seconds=options.grace)
             if not n_left or received or not can_restart(code):
                 return code
