@@ -56,3 +56,22 @@ def test_a_run_has_a_page(tmp_path):
     )
     page = result.page(tmp_path / "run.html")
     assert "<svg" in page.read_text()
+
+
+def test_a_table_is_trained_on_and_predicted_with_its_column_of_text(tmp_path):
+    pytest.importorskip("pyarrow")
+    rows = [f"{i % 2},{(i + 1) % 2},{('no', 'yes')[i % 2]}" for i in range(32)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["a,b,kind", *rows]))
+    result = tekoa.fit(
+        nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+        str(path),
+        targets="kind",
+        loss="cross_entropy",
+        optimizer=optax.adam(0.3),
+        batch_size=8,
+        epochs=20,
+        show_progress=False,
+    )
+    classes = [result.classes[i] for i in result.predict(str(path)).argmax(axis=1)]
+    assert classes == ["no", "yes"] * 16

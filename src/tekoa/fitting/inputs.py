@@ -67,6 +67,24 @@ class Dataset:
         assert self.ready is not None
         return self.ready
 
+    def only_inputs(self) -> "Dataset":
+        """Returns the data without fields that the model does not receive, such as text."""
+        if self.source is None or self.inputs is None:
+            return self
+        return dataclasses.replace(
+            self, source=self.source.map_batch(_Fields(_as_names(self.inputs)))
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fields:
+    """Keeps only some fields of a batch; can be sent to a process."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {name: batch[name] for name in self.names}
+
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:

@@ -110,7 +110,7 @@ class FitResult:
         Args:
             data: Inputs in any form that `fit` accepts; targets are not needed.
         """
-        dataset = self._dataset(data, None)
+        dataset = self._dataset(data, None).only_inputs()
         outputs = predictions(
             self.loop.model_fns,
             self.state,
