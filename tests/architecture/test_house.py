@@ -29,6 +29,7 @@ RANKS = {
     "data": 2,
     "loop": 3,
     "store": 3,
+    "exchange": 4,
     "extensions": 4,
     "testing": 5,
     "estimator": 5,

@@ -101,7 +101,7 @@ def n_rows(batch: Any) -> int:
     >>> n_rows((np.zeros((4, 2)), np.zeros(4)))
     4
     """
-    return next((int(x.shape[0]) for x in jax.tree.leaves(batch) if jnp.ndim(x)), 1)
+    return next((x.shape[0] for x in jax.tree.leaves(batch) if jnp.ndim(x)), 1)
 
 
 def microbatches(tree: PyTree, n: int) -> PyTree:

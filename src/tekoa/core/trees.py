@@ -155,6 +155,18 @@ def is_key(x: Any) -> bool:
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def wrap_key(data: Any, like: Any) -> jax.Array:
+    """Creates a PRNG key from its data, of the kind of another key or of its shape.
+
+    >>> wrap_key(np.zeros(2, np.uint32), jax.eval_shape(jax.random.key, 0)) == jax.random.key(0)
+    Array(True, dtype=bool)
+    """
+    impls: list[Any] = []
+    # Only a traced key has an implementation.
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), like)
+    return jax.random.wrap_key_data(data, impl=impls[0])
+
+
 def to_numpy(x: Any) -> np.ndarray:
     """Copies a leaf, or the data of a PRNG key, to the host.
 

@@ -5,7 +5,6 @@ A pattern that matches no file is reported earlier, by `data/patterns.py`.
 
 import contextlib
 import gzip
-import importlib
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, cast
 
+from tekoa import _extras
 from tekoa.core import files as core_files
 from tekoa.core import messages
 from tekoa.data.readers.base import DataError
@@ -123,11 +123,7 @@ def require(module: str, extra: str, what: str) -> ModuleType:
         extra: The extra of tekoa that installs it.
         what: What needs it, for the message.
     """
-    library = module.partition(".")[0]
     try:
-        return importlib.import_module(module)
+        return _extras.require(module, extra=extra, what=what)
     except ImportError as error:
-        raise DataError(
-            f"{what} needs {library!r}, which cannot be imported ({error}). "
-            f"Install it with: pip install 'tekoa[{extra}]'."
-        ) from None
+        raise DataError(f"{error}.") from None

@@ -98,6 +98,9 @@ COMMANDS = (
             "replay.diff:run_diff", is_own_parser=True),
     Command("why", "RUN", "explain why a run met NaN or Inf",
             "replay.why:run_why", is_own_parser=True),
+    Command("export", "RUN", "write a trained model for other libraries",
+            "modes.export:run_export", requires="the directory of a run or of a checkpoint",
+            flags="--to=safetensors|numpy|orbax|stablehlo|onnx [--out=FILE]"),
     Command("launch", "COMMAND", "run a command in several processes on this machine",
             "cli.launch:launch", is_own_parser=True),
 )
@@ -267,6 +270,7 @@ def _in_flags(text: str) -> str:
 
 
 def _exit_code(error: BaseException) -> int | None:
+    from tekoa._extras import MissingPackageError
     from tekoa.hosts import HostsError, is_failed_collective
     from tekoa.store.errors import StoreError
 
@@ -276,7 +280,8 @@ def _exit_code(error: BaseException) -> int | None:
         return error.exit_code
     if isinstance(error, InterruptedError):  # An evaluation or a prediction was stopped.
         return ExitCode.STOPPED
-    if isinstance(error, (flags.UsageError, files.PathError, StoreError, HostsError)):
+    known = (flags.UsageError, files.PathError, StoreError, HostsError, MissingPackageError)
+    if isinstance(error, known):
         return error.exit_code
     if isinstance(error, PermissionError):
         return ExitCode.USAGE

@@ -189,10 +189,21 @@ class RunConfig:
         None, "library of the model that `tekoa new` writes; nnx if not set", "new"
     )
     long: bool = _flag(False, "write a model file in the long form, for Linen", "new")
-    to: Literal["native", "t5x"] | None = _flag(
-        None, "format that `tekoa convert` writes: native or t5x", "convert"
+    to: Literal["native", "t5x", "safetensors", "numpy", "orbax", "stablehlo", "onnx"] | None = (
+        _flag(
+            None,
+            "format to write: native or t5x (convert); safetensors, numpy, orbax, stablehlo, onnx "
+            "(export)",
+            "convert export",
+        )
     )
-    out: str | None = _flag(None, "file that `tekoa page` writes; - for standard output", "page")
+    out: str | None = _flag(None, "file to write; - for standard output (page)", "page export")
+    names: Literal["torch", "native"] | None = _flag(
+        None, "names and axes of exported weights: those of torch, or the model's own", "export"
+    )
+    export_batch_size: int | None = _flag(
+        None, "rows in a call of the exported program; any number if not set", "export", least=1
+    )
     serve: bool = _flag(
         False, "serve the page on this machine and refresh it during training", "page"
     )

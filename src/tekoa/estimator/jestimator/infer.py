@@ -3,7 +3,7 @@
 import functools
 import logging
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import flax.core
@@ -96,6 +96,11 @@ class Inference:
                 yield _to_host(*pending.pop(0))
         for entry in pending:
             yield _to_host(*entry)
+
+    def function(self, path: str) -> Callable[[Any], PyTree]:
+        """Returns the results of a stored step as a function of a batch."""
+        fields = self._restore(path)
+        return lambda batch: self._run(fields, batch)[1]
 
     def _new_state(self) -> states.InferState:
         state = self._module.get_infer_state(self._config)

@@ -10,6 +10,7 @@ import ml_collections
 import optax
 
 from tekoa import data, hosts
+from tekoa.core import batch as batch_lib
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.jestimator.infer import Inference, pairs
 from tekoa.estimator.jestimator.results import Predictor
@@ -153,6 +154,12 @@ class LongProgram:
             return next(iter(self.train_batches(seed=0)))
         batches = iter(self._passes(kind))
         return next(pairs(batches, "eval_data_fn"))[1] if kind == "eval" else next(batches)
+
+    def inference(self, path: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        self._require("get_infer_state", "infer_step")
+        kind = "pred" if self._flags.eval_pattern is None else "eval"
+        batch = self.sample(kind)
+        return self._inference(batch_lib.n_rows(batch)).function(path), (batch,)
 
     def scales(self) -> Any:
         self._require("get_train_state", "train_step")

@@ -87,6 +87,10 @@ class Program(Protocol):
         """Returns one batch of the data, as the step of its mode receives it."""
         ...
 
+    def inference(self, path: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Returns `f(*inputs) -> outputs` with the weights of a stored step, and sample inputs."""
+        ...
+
     def scales(self) -> Any:
         """Returns the table of Amos scales found for the model."""
         ...

@@ -14,6 +14,7 @@ from tekoa import data, hosts
 from tekoa.bridges import any_model
 from tekoa.bridges.scales import find_scales
 from tekoa.core import metrics as metrics_lib
+from tekoa.core.model import ModelFns
 from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import lora, optimizers
@@ -22,6 +23,7 @@ from tekoa.estimator.model_file.program import Kind, ProgramData, TrainParts
 from tekoa.estimator.run import eval_state
 from tekoa.estimator.run.passes import MarkFirst, Reiterable
 from tekoa.estimator.run.run import Run
+from tekoa.exchange.program import inference_fn
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.predict import predictions
@@ -83,7 +85,7 @@ class ShortProgram:
         inputs = experiment.split(next(iter(passes)))[0]
         eval_task = task.EvalTask(metrics=experiment.metrics, data=passes, split=experiment.split)
 
-        reader = eval_state.EvalReader(fns, inputs, layout)
+        reader = self._reader(fns, inputs)
 
         # One loop for all checkpoints: a new one would trace and compile again.
         @functools.cache
@@ -106,7 +108,7 @@ class ShortProgram:
         if first is None:
             return
         layout = self._data.layout
-        state = eval_state.EvalReader(fns, experiment.split(first)[0], layout).load(path).state
+        state = self._reader(fns, experiment.split(first)[0]).load(path).state
         all_outputs = predictions(
             fns,
             state,
@@ -118,8 +120,17 @@ class ShortProgram:
         for outputs in all_outputs:
             yield from np.asarray(experiment.predict(outputs))
 
+    def _reader(self, fns: ModelFns, inputs: tuple[Any, ...]) -> eval_state.EvalReader:
+        rules = getattr(self._run.module, "WEIGHT_RULES", None)
+        return eval_state.EvalReader(fns, inputs, self._data.layout, weight_rules=rules)
+
     def sample(self, kind: Kind) -> Any:
         return next(self.train_batches(seed=0) if kind == "train" else iter(self._passes(kind)))
+
+    def inference(self, path: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        experiment = self._experiment("train")
+        inputs = experiment.split(self.sample("train"))[0]
+        return inference_fn(any_model.as_model_fns(experiment.model), path, inputs), inputs
 
     def scales(self) -> Any:
         experiment, batch = self._experiment("train"), self.sample("train")

@@ -10,7 +10,7 @@ def run_convert(source: str, destination: str, config: RunConfig) -> int:
     Raises:
         UsageError: If `--to` is missing.
     """
-    if config.to is None:
+    if config.to not in ("native", "t5x"):
         raise UsageError("convert needs a target format: --to=native or --to=t5x.")
     print(f"Wrote {copy.convert(source, destination, format=config.to)}.")
     return 0

@@ -5,12 +5,15 @@ import os
 import pathlib
 from typing import Any
 
+import jax
+
 from tekoa import hosts
 from tekoa.core import files, objective
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
+from tekoa.exchange import names, trained, weights_file
 from tekoa.loop.checkpoint import Summary
 from tekoa.sharding.layout import Layout
 from tekoa.sharding.placement import Placement
@@ -31,9 +34,18 @@ class EvalReader:
         fns: The model.
         inputs: Sample inputs.
         layout: The layout of the arrays; each shard is read where it belongs.
+        weight_rules: How files of weights name the arrays; see `exchange.names`.
     """
 
-    def __init__(self, fns: ModelFns, inputs: tuple[Any, ...], layout: Layout | None = None):
+    def __init__(
+        self,
+        fns: ModelFns,
+        inputs: tuple[Any, ...],
+        layout: Layout | None = None,
+        *,
+        weight_rules: names.Rules | None = None,
+    ):
+        self._namings = names.namings_for(weight_rules)
         self._fns, self._inputs = fns, inputs
         self._place = Placement(layout)
         self._params, variables = self._place.model_shapes(fns, inputs)
@@ -45,7 +57,8 @@ class EvalReader:
         Its carry, if the model has one, is only a shape: an evaluation starts from a new carry.
 
         Args:
-            path: The directory of the step; None creates the initial values of the model.
+            path: The directory of the step, or a file of weights; None creates the initial values
+                of the model.
 
         Raises:
             errors.MismatchError: If the step does not fit the model; lists all differences.
@@ -53,6 +66,8 @@ class EvalReader:
         if path is None:
             params, variables = self._initial()
             return self._summary(0, params, variables)
+        if weights_file.is_weights_file(path):
+            return self._load_weights(path)
         stored = restore.open_together(path)
         index = stored.index
         has_average = any(name[0] == "average" for name in index.leaves)
@@ -65,6 +80,13 @@ class EvalReader:
         if variables is None:
             variables = self._variables and self._missing_variables(path)
         return self._summary(index.step, restored[item], variables)
+
+    def _load_weights(self, path: str | os.PathLike[str]) -> Summary:
+        target = {names.PARAMS: self._params, names.VARIABLES: self._variables}
+        stored, _ = weights_file.read_safetensors(path, target, self._namings)
+        loaded = trained.like(target, stored, str(path))
+        placed = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), loaded, target)
+        return self._summary(0, placed[names.PARAMS], placed[names.VARIABLES])
 
     def _initial(self) -> tuple[PyTree, dict[str, PyTree]]:
         params, variables = self._place.new_model(self._fns, self._inputs)
@@ -88,7 +110,8 @@ def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.P
 
     Args:
         model_dir: The directory of the run.
-        checkpoint_path: One step, the msgpack file of a T5X step, or a directory of steps.
+        checkpoint_path: One step, the msgpack file of a T5X step, a directory of steps, or a file
+            of weights.
 
     Raises:
         UsageError: If there is no step.
@@ -97,13 +120,15 @@ def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.P
     path = model_dir
     if checkpoint_path is not None:
         path = files.local_path(checkpoint_path).absolute()
+        if path.is_file() and weights_file.is_weights_file(path):
+            return path
         if path.is_file() and path.name == paths.T5X:
             path = path.parent
         if not path.is_dir():
             problem = "is not a checkpoint" if path.exists() else "does not exist"
             raise UsageError(
                 f"--checkpoint_path={checkpoint_path} {problem}. Use the directory of a step "
-                "(checkpoint_<step>), or a directory that contains steps."
+                "(checkpoint_<step>), a directory that contains steps, or a .safetensors file."
             )
         if step_lib.is_step(path):
             return path

@@ -91,6 +91,8 @@ def _with_trained_settings(
     """Adds the settings with which the run was trained, and prints them."""
     path = config.checkpoint_path
     start = model_dir if path is None else files.local_path(path).absolute()
+    if start.is_file():
+        start = start.parent
     # A best checkpoint is three levels below the directory of its run.
     candidates = [start, *start.parents[:4]] if path is not None else [start]
     facts = next(filter(None, map(read_facts, candidates)), {})

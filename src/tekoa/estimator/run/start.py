@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.run import eval_state, rewind
 from tekoa.estimator.run.run import Run
+from tekoa.exchange import names, weights_file
 from tekoa.extensions import checkpoint_files
 from tekoa.loop.task import Restored
 from tekoa.store import errors
@@ -59,6 +61,7 @@ class StartReader:
         self.target, self._store = target, checkpoint_store
         self._config, self._model_dir = run.config, run.model_dir
         self._optimizer, self._data_state = optimizer, data_state
+        self._namings = names.namings_for(getattr(run.module, "WEIGHT_RULES", None))
 
     def restore(self, fresh: TrainState) -> Restored | None:
         """Returns the state to start from, with the structure of `fresh`; None: from scratch."""
@@ -66,7 +69,10 @@ class StartReader:
         if requested is None:
             return self._resume_run(fresh)
         path = self._find_requested(requested)
-        is_inside = rewind.is_inside(self._model_dir, path or requested)
+        is_file = weights_file.is_weights_file(requested)
+        if is_file and self._config.train_load_step:
+            raise UsageError(f"--train_load_step: {requested} has no step, only weights.")
+        is_inside = not is_file and rewind.is_inside(self._model_dir, path or requested)
         is_rewinding = is_inside and self._config.train_load_step
         is_rewound = is_rewinding and rewind.is_done(self._model_dir, requested)
         if path is not None and is_rewinding and not is_rewound:
@@ -159,8 +165,12 @@ class StartReader:
 
     def _warm_start(self, path: pathlib.Path, fresh: TrainState) -> TrainState:
         """Loads the parameters of a step and, if requested, its step number."""
-        source = load.load(path, items=["model_params", "model_state"])
         target = {"model_params": fresh.params, "model_state": fresh.variables}
+        source: Mapping[str, Any]
+        if weights_file.is_weights_file(path):
+            source, _ = weights_file.read_safetensors(path, target, self._namings)
+        else:
+            source = load.load(path, items=list(target))
         stored = {item: source.get(item, {}) for item in target}
         try:
             loaded, report = warm_start.warm_start(target, stored, strict=False)

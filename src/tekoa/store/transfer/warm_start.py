@@ -82,8 +82,8 @@ def load_leaf(
 
     if value is None:
         return leaf, row("missing", _show(leaf))
-    if trees.is_key(leaf):
-        value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
+    if trees.is_key(leaf) and not trees.is_key(value):
+        value = trees.wrap_key(value, leaf)
     detail = "" if _show(leaf) == _show(value) else f"{_show(value)} -> {_show(leaf)}"
     if _dtype(value) != _dtype(leaf) and not cast:
         return leaf, row("other dtype", detail)

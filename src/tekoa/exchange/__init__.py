@@ -1,0 +1,1 @@
+"""Weights and programs in the formats of other libraries, out and in."""

@@ -1,0 +1,230 @@
+"""Names and axes of weights in other libraries: tables of rules that work in both directions."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import regex
+
+from tekoa.core import messages, trees
+from tekoa.exchange import axes as axes_lib
+
+# The collections of a model that is not trained, and the item in which a checkpoint stores them.
+PARAMS, VARIABLES = "model_params", "model_state"
+Weights = Mapping[str, trees.PyTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightRule:
+    r"""How one kind of weight is named and arranged elsewhere.
+
+    Attributes:
+        pattern: Regular expression, searched in the weight's name, such as `Dense_0/kernel`.
+            Names of variables begin with their collection, such as `batch_stats`.
+        name: What replaces the match; `\1` is the first group.
+        axes: Order of the axes, such as "i o -> o i". A rule with axes applies only to weights
+            that have them.
+    """
+
+    pattern: str
+    name: str
+    axes: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Naming:
+    """A table of names: own rules first, then those of a library.
+
+    The first of the own rules that matches replaces the name. If it has axes, the result is
+    final; otherwise the rules of the library apply to the new name.
+
+    Attributes:
+        label: The name of the table, for messages.
+        own: Rules for one model.
+        library: Rules for the layers of a library.
+        separator: Joins the parts of a name.
+    """
+
+    label: str
+    own: tuple[WeightRule, ...] = ()
+    library: tuple[WeightRule, ...] = ()
+    separator: str = "/"
+
+    def find(self, name: str, shape: Sequence[int]) -> tuple[str, str]:
+        """Returns the name of a weight, and the order of its axes or an empty string."""
+        name, axes = _apply(self.own, name, shape)
+        if not axes:
+            name, axes = _apply(self.library, name, shape)
+        if self.separator != "/":
+            name = name.replace("/~/", self.separator).replace("/", self.separator)
+        return name, axes
+
+
+def _apply(rules: Iterable[WeightRule], name: str, shape: Sequence[int]) -> tuple[str, str]:
+    for rule in rules:
+        if (not rule.axes or axes_lib.fits(shape, rule.axes)) and regex.search(rule.pattern, name):
+            return regex.sub(rule.pattern, rule.name, name, count=1), rule.axes
+    return name, ""
+
+
+# The layers of PyTorch, from those of Flax, Equinox and Haiku. Linear and Conv have their outputs
+# first there; attention has one axis for all heads.
+TORCH_RULES = (
+    WeightRule(r"\b(query|key|value)/kernel$", r"\1/weight", "d h k -> (h k) d"),
+    WeightRule(r"\b(query|key|value)/bias$", r"\1/bias", "h k -> (h k)"),
+    WeightRule(r"\bout/kernel$", "out/weight", "h k d -> d (h k)"),
+    WeightRule(r"(^|/)(kernel|w)$", r"\1weight", "i o -> o i"),
+    WeightRule(r"(^|/)(kernel|w)$", r"\1weight", "l i o -> o i l"),
+    WeightRule(r"(^|/)(kernel|w)$", r"\1weight", "h w i o -> o i h w"),
+    WeightRule(r"(^|/)(kernel|w)$", r"\1weight", "d h w i o -> o i d h w"),
+    WeightRule(r"(^|/)bias$", r"\1bias", "o 1 -> o"),
+    WeightRule(r"(^|/)bias$", r"\1bias", "o 1 1 -> o"),
+    WeightRule(r"(^|/)bias$", r"\1bias", "o 1 1 1 -> o"),
+    WeightRule(r"(^|/)(kernel|w|embeddings?|scale)$", r"\1weight"),
+    WeightRule(r"(^|/)(b|offset)$", r"\1bias"),
+    WeightRule(r"^(?:batch_stats|state)/(.*/)?(mean|var)$", r"\1running_\2"),
+)
+
+NATIVE = Naming("native")
+TORCH = Naming("torch", library=TORCH_RULES, separator=".")
+_BY_LABEL = {"native": NATIVE, "torch": TORCH}
+
+Rules = Mapping[str, str | tuple[str, str]] | Sequence[WeightRule]
+
+
+def naming_of(names: str | Rules) -> Naming:
+    """Returns a table of names.
+
+    Args:
+        names: "torch", "native", or rules to apply before those of "torch": a mapping from pattern
+            to name, or to name and axes.
+
+    Raises:
+        ValueError: If there is no such table, or a rule is not valid.
+
+    >>> naming_of({'^Dense_0': 'fc1'}).find('Dense_0/kernel', (2, 3))
+    ('fc1.weight', 'i o -> o i')
+    """
+    if isinstance(names, str):
+        if names not in _BY_LABEL:
+            hint = messages.did_you_mean(names, _BY_LABEL)
+            raise ValueError(f"names must be 'torch', 'native' or rules, got {names!r}.{hint}")
+        return _BY_LABEL[names]
+    if isinstance(names, Mapping):
+        parts = {p: (v,) if isinstance(v, str) else v for p, v in names.items()}
+        rules = tuple(WeightRule(pattern, *part) for pattern, part in parts.items())
+    else:
+        rules = tuple(names)
+    for rule in rules:
+        if rule.axes:
+            axes_lib.parse(rule.axes)
+        try:
+            regex.compile(rule.pattern)
+        except regex.error as error:
+            raise ValueError(
+                f"Rule pattern {rule.pattern!r} is not a regular expression: {error}."
+            ) from None
+    return dataclasses.replace(TORCH, label="rules", own=rules)
+
+
+def namings_for(rules: Rules | None) -> list[Naming]:
+    """Returns the tables in which a file may name the weights of a model with its own rules."""
+    return [*([naming_of(rules)] if rules else []), TORCH, NATIVE]
+
+
+def find_names(weights: Weights, naming: Naming) -> dict[tuple[str, trees.Name], tuple[str, str]]:
+    """Returns name and axes of every leaf, by item and leaf.
+
+    Args:
+        weights: Trees of arrays or shapes, by item.
+        naming: The table.
+
+    Raises:
+        ValueError: If two leaves get the same name.
+    """
+    found: dict[tuple[str, trees.Name], tuple[str, str]] = {}
+    owners: dict[str, str] = {}
+    for item, tree in weights.items():
+        for path, leaf in trees.named_leaves(tree).items():
+            own_name = "/".join(path)
+            name, axes = naming.find(own_name, np.shape(leaf))
+            if name in owners:
+                raise ValueError(
+                    f"{owners[name]!r} and {own_name!r} would both be named {name!r}. Use "
+                    "names='native', or rules that keep them apart."
+                )
+            owners[name] = own_name
+            found[item, path] = (name, axes)
+    return found
+
+
+def to_named(weights: Weights, naming: Naming) -> dict[str, np.ndarray]:
+    """Returns the arrays under the names of a table, with their axes in its order."""
+    arrays = {}
+    for (item, path), (name, axes) in find_names(weights, naming).items():
+        leaf = trees.to_numpy(trees.named_leaves(weights[item])[path])
+        arrays[name] = axes_lib.arrange(leaf, axes) if axes else leaf
+    return arrays
+
+
+def from_named(
+    arrays: Mapping[str, Any], target: Weights, naming: Naming, *, prefix: str = ""
+) -> dict[str, dict[str, Any]]:
+    """Returns arrays as trees for a model: the opposite of `to_named`.
+
+    Arrays that do not belong to the model keep their names, in the item of the parameters. An array
+    whose shape does not fit keeps its axes.
+
+    Args:
+        arrays: Arrays by name.
+        target: The model's own arrays or shapes.
+        naming: The table.
+        prefix: What all names of the file start with.
+    """
+    rest = dict(arrays)
+    trees_by_item: dict[str, dict[trees.Name, Any]] = {item: {} for item in target}
+    for (item, path), (name, axes) in find_names(target, naming).items():
+        array = rest.pop(prefix + name, None)
+        if array is not None:
+            shape = np.shape(trees.named_leaves(target[item])[path])
+            trees_by_item[item][path] = _undo(array, axes, shape)
+    for name, array in rest.items():
+        trees_by_item.setdefault(PARAMS, {})[(name,)] = array
+    return {item: trees.nest(named) for item, named in trees_by_item.items()}
+
+
+def _undo(array: Any, axes: str, shape: Sequence[int]) -> np.ndarray:
+    try:
+        return axes_lib.undo(array, axes, shape) if axes else np.asarray(array)
+    except ValueError:
+        return np.asarray(array)  # The caller reports the shape.
+
+
+def recognise(
+    stored: Iterable[str], target: Weights, namings: Iterable[Naming]
+) -> tuple[Naming, str, int]:
+    """Returns the table that names most of a model's weights as a file does.
+
+    Args:
+        stored: The names in the file.
+        target: The model's own arrays or shapes.
+        namings: The tables to try; the first wins a tie.
+
+    Returns:
+        The table, the prefix of the names in the file, and the number of weights found.
+    """
+    stored = set(stored)
+    candidates = []
+    for naming in namings:
+        names = [name for name, _ in find_names(target, naming).values()]
+        # The first weight suffices: a prefix is common to all.
+        prefixes = {
+            other.removesuffix(name)
+            for name in names[:1]
+            for other in stored
+            if other.endswith(f".{name}")
+        }
+        for prefix in ("", *sorted(prefixes)):
+            candidates.append((naming, prefix, sum(prefix + name in stored for name in names)))
+    return max(candidates, key=lambda candidate: candidate[2])
