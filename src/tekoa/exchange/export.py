@@ -8,6 +8,7 @@ from typing import Any, Literal, cast, get_args
 from tekoa.bridges import any_model
 from tekoa.core import files, messages
 from tekoa.core.state import TrainState
+from tekoa.core.trees import PyTree
 from tekoa.exchange import card, program, trained, weights_file
 from tekoa.exchange import names as names_lib
 
@@ -73,6 +74,39 @@ def export(
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     infer = program.inference_fn(fns, weights, inputs)
     return write_program(path, chosen, weights, infer, inputs, batch_size=batch_size)
+
+
+def load_weights(
+    path: str | os.PathLike[str],
+    params: PyTree,
+    variables: PyTree | None = None,
+    *,
+    names: str | names_lib.Rules | None = None,
+) -> Any:
+    """Returns the weights of a safetensors file in the structure of a model's own.
+
+    Args:
+        path: The file.
+        params: The model's parameters, or their shapes.
+        variables: Its other collections, if the file has them.
+        names: How the file names the weights, as for `export`; by default, as PyTorch's layers or
+            as the model itself. A common prefix is ignored.
+
+    Returns:
+        The parameters; with `variables`, a pair of parameters and variables.
+
+    Raises:
+        errors.MismatchError: If an array is missing, unexpected, or has another shape or dtype.
+        errors.StoreError: If the file cannot be read.
+    """
+    target = {names_lib.PARAMS: params, names_lib.VARIABLES: variables or {}}
+    is_label = isinstance(names, str)
+    namings = [names_lib.naming_of(names)] if is_label else names_lib.namings_for(names)
+    stored, _ = weights_file.read_safetensors(files.local_path(path), target, namings)
+    loaded = trained.like(target, stored, str(path))
+    if variables is None:
+        return loaded[names_lib.PARAMS]
+    return loaded[names_lib.PARAMS], loaded[names_lib.VARIABLES]
 
 
 def check_format(path: pathlib.Path, to: str | None) -> Format:
