@@ -8,6 +8,7 @@ import pytest
 from flax import linen as nn
 
 import tekoa
+from tekoa.store import errors
 
 MODEL, X = nn.Dense(3), np.ones((2, 4), np.float32)
 
@@ -41,10 +42,10 @@ def test_a_program_needs_model_and_inputs(state, tmp_path):
 def test_weights_come_back_with_the_same_bits(state, tmp_path):
     rules = {"^kernel": "fc/kernel"}
     path = tekoa.export(state, tmp_path / "a.safetensors", names=rules)
-    with pytest.raises(tekoa.store.StoreError, match="fit the model"):
+    with pytest.raises(errors.StoreError, match="fit the model"):
         tekoa.load_weights(path, {"other": np.zeros(3, np.float32), **state.params}, names=rules)
     loaded = tekoa.load_weights(path, state.params, names=rules)
     np.testing.assert_array_equal(loaded["kernel"], state.params["kernel"])
     smaller = MODEL.init(jax.random.key(0), X[:, :2])["params"]
-    with pytest.raises(tekoa.store.StoreError, match=r"kernel.*other shape"):
+    with pytest.raises(errors.StoreError, match=r"kernel.*other shape"):
         tekoa.load_weights(path, smaller, names=rules)
