@@ -115,6 +115,8 @@ def write_stablehlo(
     Raises:
         ExportError: If JAX cannot trace the function.
     """
+    # What `serialize` needs, and JAX does not install.
+    _extras.require("flatbuffers", extra="stablehlo", what=f"Writing {path}")
     make = jax.export.export(jax.jit(infer), platforms=PLATFORMS)
     exported = _traced(lambda: make(*input_shapes(inputs, _n_rows(batch_size))), batch_size)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,8 @@ def write(directory, state, step, format="native", **meta):
 
 def read(model_dir, fresh, *flags, optimizer=None):
     _, parsed = flags_lib.parse(list(flags))
-    run = types.SimpleNamespace(config=parsed, model_dir=model_dir)
+    module = types.ModuleType("model")
+    run = types.SimpleNamespace(config=parsed, model_dir=model_dir, module=module)
     reader = start.StartReader(
         run, "model", optimizer=optimizer or optax.adam(0.1), data_state={"next": 0}
     )
