@@ -60,3 +60,16 @@ def test_a_file_of_another_program_is_refused(tmp_path):
     path.write_text('hello\n{"step": 1}\n')
     with pytest.raises(ValueError, match="line 1, is not a JSON object with a 'step': 'hello'"):
         MetricsFile(path)
+
+
+def test_a_disk_that_fails_does_not_stop_training_and_loses_no_line(tmp_path, summary, caplog):
+    blocked = tmp_path / "run"
+    blocked.write_text("in the way of the directory")
+    writer = MetricsFile(tmp_path / "run" / "metrics.jsonl")
+    writer(at(summary, 1))
+    writer(at(summary, 2))
+    writer._outbox.flush(timeout_seconds=5)
+    assert sum("Training continues" in record.message for record in caplog.records) == 1
+    blocked.unlink()
+    writer.close()
+    assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2]

@@ -3,15 +3,20 @@
 A line is one object: `{"step": 100, "seconds": 1.5, "train/loss": 0.3, ...}`. Each step is there
 once, also after kills and resumes: when training resumes from step n, lines after n are dropped.
 NaN and infinity are null, as JSON has no such numbers.
+
+Lines are written in the background; see `outbox.py`. A full disk does not stop training: lines are
+written once there is space.
 """
 
 import json
 import math
 import os
 import pathlib
-from typing import Any, TextIO
+from collections.abc import Sequence
+from typing import Any, BinaryIO
 
 from tekoa import hosts
+from tekoa.extensions import outbox
 from tekoa.extensions.checkpoint_files import flat_metrics
 from tekoa.loop.checkpoint import Checkpoint
 from tekoa.store.commit import durable
@@ -34,7 +39,7 @@ class MetricsFile:
     def __init__(self, path: str | os.PathLike[str]):
         self._path = pathlib.Path(path)
         self._is_writer = hosts.current().is_writer
-        self._file: TextIO | None = None
+        self._outbox: outbox.Outbox | None = None
         self._is_open = False
         self.rows: list[dict[str, Any]] = read_metrics_file(self._path)
 
@@ -44,26 +49,61 @@ class MetricsFile:
         if not self._is_open:
             self._open(checkpoint.step - max(1, checkpoint.n_completed_steps))
         self.rows.append(row)
-        if self._file is not None:
-            self._file.write(json.dumps(row) + "\n")
-            self._file.flush()
+        if self._outbox is not None:
+            self._outbox.put([row])
         return checkpoint
 
     def _open(self, step: int) -> None:
-        """Opens the file and drops the lines after a step."""
+        """Starts to write, after the lines up to a step."""
         self._is_open = True
         self.rows = [row for row in self.rows if row["step"] <= step]
-        if not self._is_writer:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        durable.replace(self._path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
-        self._file = self._path.open("a", encoding="utf-8")
+        if self._is_writer:
+            lines = _Lines(self._path, self.rows)
+            self._outbox = outbox.Outbox(lines, name=str(self._path))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Writes the remaining lines and closes the file."""
+        if self._outbox is not None:
+            self._outbox.close()
+            self._outbox = None
+
+
+class _Lines:
+    """The file as a sink of an `Outbox`; the first write replaces its earlier contents."""
+
+    def __init__(self, path: pathlib.Path, earlier: Sequence[dict[str, Any]]):
+        self._path, self._earlier = path, list(earlier)
+        self._file: BinaryIO | None = None
+        self._n_bytes = 0
+
+    def write(self, records: Sequence[dict[str, Any]]) -> None:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            durable.replace(self._path, _encode(self._earlier))
+            # Unbuffered: what was written survives the end of the process.
+            self._file = self._path.open("r+b", buffering=0)
+            self._n_bytes = self._file.seek(0, os.SEEK_END)
+        data = memoryview(_encode(records))
+        # A failed attempt may have left a part of its lines.
+        self._file.truncate(self._n_bytes)
+        self._file.seek(self._n_bytes)
+        n_written = 0
+        while n_written < len(data):
+            n_written += self._file.write(data[n_written:])
+        self._n_bytes += n_written
+
+    def sync(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _encode(rows: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def row_of(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -198,6 +198,22 @@ def test_resumed_run_reports_changed_settings_and_keeps_every_start(tmp_path, ca
     assert len(list((tmp_path / "run" / "source").iterdir())) == 2
 
 
+def test_metrics_are_lines_of_json_and_each_step_is_there_once(tmp_path, capsys):
+    command = ["train", TINY, f"--model_dir={tmp_path}", "--train_pattern=a"]
+    command.append("--check_every_steps=3")
+    assert main.main([*command, "--max_train_steps=6"]) == 0
+    path = tmp_path / "metrics.jsonl"
+    # A start that was killed after step 9, before it was committed.
+    path.write_text(path.read_text() + '{"step": 9, "train/loss": 77.0}\n{"step": 12')
+    assert main.main([*command, "--max_train_steps=12"]) == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 3, 6, 9, 12]
+    assert rows[3]["train/loss"] != 77.0
+    path.write_text("hello\nworld\n")
+    assert main.main([*command, "--max_train_steps=15"]) == ExitCode.USAGE
+    assert "is not a JSON object with a 'step'" in capsys.readouterr().err
+
+
 def test_errors_recommend_flags(tmp_path, capsys):
     model = tmp_path / "nan_model.py"
     model.write_text(SUM.format(tiny=TINY, loss="jnp.mean(logits) * jnp.log(-1.0)"))

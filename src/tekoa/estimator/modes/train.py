@@ -20,6 +20,7 @@ from tekoa.estimator.run import run as runs
 from tekoa.extensions import (
     checkpoint_files,
     early_stop,
+    metrics_file,
     profiler,
     progress,
     serial,
@@ -248,6 +249,14 @@ def _stages(
         yield check_log.print_check_as_json
     writer = tensorboard.SummaryWriter(runs.subdirectory(run, "train"), params=True)
     yield stack.enter_context(contextlib.closing(writer))
+    yield stack.enter_context(contextlib.closing(_metrics_file(run)))
+
+
+def _metrics_file(run: runs.Run) -> metrics_file.MetricsFile:
+    try:
+        return metrics_file.MetricsFile(run.model_dir / metrics_file.FILE_NAME)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _writer(
