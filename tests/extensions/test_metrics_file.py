@@ -63,9 +63,9 @@ def test_a_file_of_another_program_is_refused(tmp_path):
 
 
 def test_a_disk_that_fails_does_not_stop_training_and_loses_no_line(tmp_path, summary, caplog):
+    writer = MetricsFile(tmp_path / "run" / "metrics.jsonl")
     blocked = tmp_path / "run"
     blocked.write_text("in the way of the directory")
-    writer = MetricsFile(tmp_path / "run" / "metrics.jsonl")
     writer(at(summary, 1))
     writer(at(summary, 2))
     writer._outbox.flush(timeout_seconds=5)
