@@ -1,8 +1,11 @@
 """Around A6, A7 and A30: whatever the files contain, only store errors are raised."""
 
 import json
+import pathlib
 import random
 import shutil
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -117,3 +120,20 @@ def test_deep_nesting_is_refused(step, tmp_path):
     assert outcome(t5x.read, tmp_path / "checkpoint_2") == "refused"
     seal(step, "tekoa.json", b"[" * 100_000)
     assert outcome(store.load, step) == "refused"
+
+
+@pytest.mark.slow
+def test_the_fuzzer_reads_and_finds_nothing_at_once(tmp_path):
+    program = pathlib.Path(__file__).parent / "fuzz"
+    options = ["--seconds=2", f"--out={tmp_path}"]
+    fuzzer = subprocess.run(
+        [sys.executable, program, "npz", "manifest", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = fuzzer.stdout.splitlines()
+    assert len(lines) == 2, fuzzer.stderr
+    for line in lines:
+        assert int(line.split()[1]) > 0
+        assert line.endswith("findings: []")
