@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tekoa import store
+from tekoa.estimator.cli import main
 from tekoa.store import errors, t5x
 
 N_CHANGES = 150
@@ -84,6 +85,35 @@ def test_changed_manifest_with_a_checksum_that_agrees(step):
         (step / "tekoa.manifest").write_bytes(text + b"\n%08x\n" % zlib.crc32(text))
         outcomes.append(outcome(store.load, step))
     assert outcomes.count("refused") > outcomes.count("read")
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        [["model_params", "a"], [6], "9" * 5000, "array", ""],
+        [["model_params", "a"], [6], ",8", "array", ""],
+        [["model_params", "a"], [10**400], "float64", "array", ""],
+        [["model_params", "a"], [10**3000, 10**3000], "float64", "array", ""],
+        [["model_params", "a"], [-1], "float64", "array", ""],
+        [[], [6], "float64", "array", ""],
+    ],
+    ids=lambda leaf: str(leaf)[:40],
+)
+def test_impossible_leaves_are_refused_by_every_reader(step, leaf, capsys):
+    index = json.loads((step / "tekoa.json").read_text())
+    index["leaves"][0] = leaf
+    seal(step, "tekoa.json", json.dumps(index).encode())
+    assert outcome(store.load, step) == "refused"
+    assert main.main(["inspect", str(step)]) in (0, 65)
+
+
+@pytest.mark.parametrize("dtype", [",8", "<,8", "<" + "9" * 5000, "|O"])
+def test_impossible_dtypes_of_zarr_arrays_are_refused(tmp_path, dtype):
+    step = t5x.write(tmp_path, 3, {"target": {"w": np.arange(9.0)}}, axes={"target": {"w": ()}})
+    (step / "tekoa.manifest").unlink()
+    path = step / "target.w" / ".zarray"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "dtype": dtype}))
+    assert outcome(t5x.read, step) == "refused"
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "target.w/.zarray", "target.w/0"])

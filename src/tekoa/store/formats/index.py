@@ -6,6 +6,7 @@ stored too, so that the state of a changed optimizer chain can be matched later.
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -100,6 +101,7 @@ def read_index(directory: pathlib.Path) -> Index:
 def _parse_leaf(name: Any, shape: Any, dtype: Any, kind: Any, detail: Any) -> Leaf:
     is_name = isinstance(name, list) and name and all(isinstance(part, str) for part in name)
     is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    is_shape = is_shape and math.prod(shape) < 2**63
     is_kind = kind in ("array", "key", "python") and isinstance(detail, str)
     if not (is_name and is_shape and is_kind and isinstance(dtype, str)):
         raise ValueError(f"leaf {name!r}")

@@ -59,8 +59,10 @@ def to_dtype(name: str) -> np.dtype:
     """
     try:
         return np.dtype(jax.numpy.dtype(name))
-    except TypeError:
-        raise errors.DamagedError(f"No dtype is named {name!r}; the index is damaged.") from None
+    except (TypeError, ValueError, SyntaxError):  # NumPy parses some names as Python.
+        raise errors.DamagedError(
+            f"No dtype is named {name[:40]!r}; the index is damaged."
+        ) from None
 
 
 def is_function(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Iterator
@@ -115,4 +116,7 @@ def read_index(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _leaf(name: Any, shape: Any, dtype: Any, *_: Any) -> tuple[tuple[str, ...], list[int], str]:
-    return tuple(map(str, name)), [int(n) for n in shape], str(dtype)
+    sizes = [int(n) for n in shape]
+    if not name or min(sizes, default=0) < 0 or math.prod(sizes) >= 2**63:
+        raise ValueError(f"leaf {str(name)[:40]!r} of shape {str(shape)[:40]}")
+    return tuple(map(str, name)), sizes, str(dtype)

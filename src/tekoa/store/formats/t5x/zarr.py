@@ -244,6 +244,6 @@ def _check_chunks(
 
 def _parse_dtype(name: Any, where: str) -> np.dtype:
     """Parses numpy's short form ('<f4') or a name ('float32', 'bfloat16')."""
-    with contextlib.suppress(TypeError):
+    with contextlib.suppress(TypeError, ValueError, SyntaxError):
         name = np.dtype(name).name if isinstance(name, str) and name[:1] in "<|" else name
     return msgpack.to_dtype(name, where)
