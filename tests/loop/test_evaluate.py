@@ -171,3 +171,35 @@ def test_bad_input_is_an_error(line, checkpoint, metrics, data, error, message):
 def test_a_model_is_required(line):
     with pytest.raises(TypeError, match=r"EvalLoop needs a model: EvalTask\(apply="):
         EvalLoop(EvalTask(metrics={"m": line.mse}, data=[]))
+
+
+def area_under_curve(scores, labels):
+    """The share of pairs of a positive and a negative row that are in order."""
+    scores, labels = np.asarray(scores), np.asarray(labels) > 0
+    return np.mean(scores[labels][:, None] > scores[~labels][None])
+
+
+@pytest.mark.parametrize("metrics", [{}, {"mse": None}])
+def test_gathered_metrics_see_the_rows_of_all_batches(line, checkpoint, metrics):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(25, 3)).astype(np.float32), rng.normal(size=25).astype(np.float32)
+    data = [(x[i : i + 10], y[i : i + 10]) for i in range(0, 25, 10)]
+    task = EvalTask(
+        line.apply,
+        dict.fromkeys(metrics, line.mse),
+        data,
+        gathered={"area": area_under_curve, "rows": lambda out, y: len(out)},
+    )
+    for devices in (None, jax.devices()[:1]):
+        loop = EvalLoop(task, model=line.params, devices=devices)
+        values = loop(checkpoint).metrics["eval"]
+        scores = x @ np.asarray(line.params["w"]) + np.asarray(line.params["b"])
+        assert values["area"] == pytest.approx(area_under_curve(scores, y))
+        assert values["rows"] == 25
+        assert list(values) == [*metrics, "area", "rows"]
+
+
+def test_a_name_is_either_gathered_or_not(line):
+    task = EvalTask(line.apply, {"mse": line.mse}, line.data(1), gathered={"mse": line.mse})
+    with pytest.raises(ValueError, match="'mse' both in metrics and in gathered"):
+        EvalLoop(task, model=line.params)

@@ -1,3 +1,4 @@
+import dataclasses
 import types
 
 import jax
@@ -9,6 +10,7 @@ import tekoa
 from tekoa.loop import initial_state
 from tekoa.loop.task import ModelTraining, Options, Restored
 from tekoa.sharding import placement
+from tekoa.sharding.mesh import LayoutError
 
 
 def apply(params, x):
@@ -83,3 +85,19 @@ def test_steps_skipped_by_an_earlier_run_do_not_stop_this_one(on_nan, n_bad):
     reader = types.SimpleNamespace(target=None, restore=lambda _: Restored(state=skipped))
     state = start(reader=reader, options=Options(on_nan=on_nan))
     assert int(state.health.n_bad) == n_bad
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_lbfgs_refuses_slots_split_over_explicit_axes(kind):
+    axis_types = (jax.sharding.AxisType[kind],)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=axis_types)
+    task = dataclasses.replace(TASK, optimizer=optax.lbfgs(), data=[BATCH] * 2)
+    layout = tekoa.Layout(mesh, optimizer_rules="data")
+    model = tekoa.as_model_fns(init, apply)
+    options = {"n_steps": 2, "n_steps_per_checkpoint": 2, "layout": layout}
+    if kind == "Auto":
+        loss = float(tekoa.TrainLoop(model, task, **options).next_checkpoint().loss)
+        assert np.isfinite(loss)
+    else:
+        with pytest.raises(LayoutError, match="L-BFGS cannot run on arrays that are split"):
+            tekoa.TrainLoop(model, task, **options)

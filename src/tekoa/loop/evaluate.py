@@ -60,8 +60,10 @@ class EvalLoop:
         Raises:
             ValueError: If the task has no metrics.
         """
-        if not task.metrics:
+        if not task.metrics and not task.gathered:
             raise ValueError("EvalTask needs at least one metric: metrics={'loss': fn}.")
+        if twice := sorted(set(task.metrics) & set(task.gathered)):
+            raise ValueError(f"EvalTask has {twice[0]!r} both in metrics and in gathered.")
         self._task, self._n_steps, self._label = task, n_steps, label
         self._use_average, self._stop_flag = use_average, stop_flag
         self._rng = jax.random.key(0) if rng is None else rng
@@ -72,6 +74,7 @@ class EvalLoop:
         self._has_checked = False
         self._means = jax.jit(self._place.traced(self._make_means()))
         self._step = jax.jit(self._add_means)
+        self._rows = self._place.jit_gathered(self._make_rows())
         self._new_carry = jax.jit(functools.partial(objective.new_carry, fns))
 
     def __call__(self, checkpoint: Checkpoint) -> Summary:
@@ -85,6 +88,7 @@ class EvalLoop:
         params = state.eval_params if self._use_average else state.params
         variables = dict(state.variables)
         sums: Any = None
+        rows: list[Any] = []
         i = -1
         for i, batch in enumerate(itertools.islice(self._from_start(), self._n_steps)):
             if self._stop_flag is not None and self._stop_flag.is_set():
@@ -97,6 +101,9 @@ class EvalLoop:
                     carry = self._new_carry(self._rng, inputs)
                     variables = objective.merge_carry(variables, carry)
                 sums = self._no_sums(params, variables, placed)
+            if self._task.gathered:
+                batch_rows, _ = self._rows(params, variables, placed, np.uint32(i))
+                rows.append(jax.device_get(batch_rows))
             sums, variables = self._step(params, variables, placed, np.uint32(i), sums)
         if i < 0:
             raise ValueError(
@@ -105,6 +112,9 @@ class EvalLoop:
             )
         values = metrics.compute(sums)
         values = {name: values[name] for name in self._task.metrics}  # In the user's order.
+        if rows:
+            all_rows = jax.tree.map(lambda *parts: np.concatenate(parts), *rows)
+            values |= {name: float(fn(*all_rows)) for name, fn in self._task.gathered.items()}
         return as_summary(checkpoint).with_metrics(self._label, values)
 
     def _from_start(self) -> Iterator[Any]:
@@ -128,6 +138,19 @@ class EvalLoop:
 
         def run(params, variables, batch, i):
             return step(params, variables, batch, jax.random.fold_in(self._rng, i))
+
+        return run
+
+    def _make_rows(self):
+        """Returns the step whose outputs and targets are gathered from all batches."""
+
+        def run(params, variables, batch, i):
+            inputs, targets = self._task.split(batch)
+            rng = jax.random.fold_in(self._rng, i)
+            outputs, changed = steps.run_model(
+                self._fns, params, variables, inputs, rng=rng, train=False
+            )
+            return (*outputs, *targets), changed
 
         return run
 

@@ -4,10 +4,13 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import optax
+from jax.sharding import AxisType
 
 from tekoa.core.state import Health, TrainState
 from tekoa.loop.engine.dispatch import StepsPerDispatch
 from tekoa.loop.task import Options, Restored, StateReader, Training
+from tekoa.sharding.mesh import LayoutError
 from tekoa.sharding.placement import Placement
 
 
@@ -49,6 +52,7 @@ def init_or_restore(
     shapes = jax.eval_shape(make, rng, batch)
     axes = {} if place.layout is None else training.axes(rng, batch)
     shapes = place.fit(shapes, axes)
+    _check_line_search(shapes, place)
     began = time.perf_counter()
     restored = reader.restore(shapes) if reader is not None else None
     load_seconds = time.perf_counter() - began
@@ -61,6 +65,27 @@ def init_or_restore(
         # Steps that an earlier run skipped must not stop this one.
         state = state.replace(health=Health.zero())
     return InitialState(place.state(state), restored, load_seconds)
+
+
+def _check_line_search(shapes: TrainState, place: Placement) -> None:
+    """Raises if L-BFGS would run on arrays that are split over axes of type Explicit.
+
+    Raises:
+        LayoutError: If it would. Its products of such arrays have no sharding of their own.
+    """
+    layout = place.layout
+    if layout is None or AxisType.Explicit not in layout.mesh.axis_types:
+        return
+
+    def is_lbfgs(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByLBFGSState)
+
+    states = filter(is_lbfgs, jax.tree.leaves(shapes.opt_state, is_leaf=is_lbfgs))
+    if any(not x.sharding.is_fully_replicated for x in jax.tree.leaves(list(states))):
+        raise LayoutError(
+            "L-BFGS cannot run on arrays that are split over mesh axes of type Explicit. Use axes "
+            "of type Auto, as tekoa.make_mesh does, or leave out optimizer_rules."
+        )
 
 
 def resolve_steps_per_dispatch(

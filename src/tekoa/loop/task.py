@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from tekoa import hosts
-from tekoa.bridges import any_model, optimizers
+from tekoa.bridges import any_model, lora, optimizers
 from tekoa.bridges.scales import find_scales
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
@@ -85,6 +85,9 @@ class EvalTask:
         split: Separates the inputs of a batch from its targets.
         inputs: As for `TrainTask`.
         targets: As for `TrainTask`.
+        gathered: Name to `fn(*outputs, *targets)` for metrics that need all rows at once, such
+            as an area under a curve: called on the host with NumPy arrays of the rows of all
+            batches. The outputs must have a row per row of the batch.
 
     Raises:
         TypeError: If the data is missing, or `inputs` is passed with `split`.
@@ -97,6 +100,7 @@ class EvalTask:
     split: objective.Split = batches.split_batch
     inputs: str | Sequence[str] | None = None
     targets: str | Sequence[str] | None = None
+    gathered: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         _check_present(self, "data")
@@ -183,6 +187,57 @@ def model_fns_for(task: TrainTask, model: Any, **options: Any) -> ModelFns:
     return any_model.as_model_fns(model, task.apply, trainable=trainable, **options)
 
 
+@runtime_checkable
+class ChoosesOptimizer(Protocol):
+    """A `Training` whose optimizer may be named; see `ModelTraining`."""
+
+    optimizer_line: str
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
+
+    def resolve_optimizer(
+        self, batch: Any, n_steps: int | None, saved: Mapping[str, Any] | None = None
+    ) -> None: ...
+
+
+def resolve_named(
+    optimizer: Any,
+    find_table: Callable[[], ScaleTable],
+    n_steps: int | None,
+    saved: Mapping[str, Any] | None,
+) -> str:
+    """Chooses an optimizer that is named, with the same scales on every process.
+
+    Returns:
+        One line about the choice; nothing if the optimizer is not a name.
+
+    Raises:
+        ValueError: If the optimizer moves parameters by their scales, and these are adapters.
+    """
+    chosen = groups.by_name(optimizer)
+    if chosen is None:
+        return ""
+
+    def find_common_table() -> ScaleTable:
+        table = find_table()
+        if any(row.name[-1] == lora.A for row in table):
+            raise ValueError(
+                "Optimizers such as 'auto' move parameters by the scale of weights trained from "
+                "scratch, which is too far for adapters. Choose one of optax, such as 'adamw'."
+            )
+        # Every process has other rows, but all must use the same scales.
+        return table.with_etas(hosts.current().broadcast("scales", table.etas))
+
+    return chosen.resolve(find_common_table, n_steps=n_steps, saved=saved)
+
+
+def facts_of(optimizer: Any) -> dict[str, Any]:
+    """Returns what a resumed run needs to choose the same optimizer; empty if it has no name."""
+    chosen = groups.by_name(optimizer)
+    return {} if chosen is None else {"optimizer": chosen.facts}
+
+
 class ModelTraining:
     """The training of a `TrainTask`.
 
@@ -202,7 +257,7 @@ class ModelTraining:
         )
         self._fns, self._task, self._input_sample = fns, task, input_sample
         self.optimizer_line = ""
-        self._named = groups.by_name(optimizer)
+        self._optimizer = optimizer
         self.data = task.data
 
     def resolve_optimizer(
@@ -215,21 +270,14 @@ class ModelTraining:
             n_steps: The total number of steps, if known.
             saved: The entry "optimizer" in the `facts` of an earlier part of the same run.
         """
-        if self._named is None:
-            return
         task = self._task
-
-        def find_table() -> ScaleTable:
-            table = find_scales(self._fns, task.loss, batch, split=task.split)
-            # Every process has other rows, but all must use the same scales.
-            return table.with_etas(hosts.current().broadcast("scales", table.etas))
-
-        self.optimizer_line = self._named.resolve(find_table, n_steps=n_steps, saved=saved)
+        find_table = functools.partial(find_scales, self._fns, task.loss, batch, split=task.split)
+        self.optimizer_line = resolve_named(self._optimizer, find_table, n_steps, saved)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a resumed run needs to choose the same optimizer; empty if it has no name."""
-        return {} if self._named is None else {"optimizer": self._named.facts}
+        return facts_of(self._optimizer)
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return self._task.split(batch)

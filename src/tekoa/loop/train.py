@@ -27,6 +27,7 @@ from tekoa.loop.engine.programs import make_programs
 from tekoa.loop.evaluate import EvalLoop
 from tekoa.loop.feed import BatchFeed
 from tekoa.loop.task import (
+    ChoosesOptimizer,
     EvalTask,
     ModelTraining,
     Options,
@@ -117,10 +118,10 @@ class TrainLoop:
                 mutable=mutable_collections,
             )
             task = ModelTraining(self._fns, task, input_sample)
+        if isinstance(task, ChoosesOptimizer):
             task.resolve_optimizer(self._feed.peek(), self.n_steps)
         self._training: Training = task
-        layout = placement.choose_layout(layout, devices, optimizer_rules)
-        self._place = placement.Placement(layout)
+        self._place = placement.Placement(placement.choose_layout(layout, devices, optimizer_rules))
         options = Options(accumulate=accumulate, ema=ema, precision=precision, on_nan=on_nan)
         state, restored, load_seconds = initial_state.init_or_restore(
             task,
@@ -132,7 +133,7 @@ class TrainLoop:
         )
         if restored is not None:
             self._resume(state, restored)
-        if isinstance(task, ModelTraining) and task.optimizer_line:
+        if isinstance(task, ChoosesOptimizer) and task.optimizer_line:
             self._report(task.optimizer_line)
         steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
             steps_per_dispatch, restored, self._place
@@ -151,7 +152,7 @@ class TrainLoop:
     def _resume(self, state: TrainState, restored: Restored) -> None:
         self._resumed_from = restored.commit
         saved = restored.facts.get("optimizer")
-        if saved and isinstance(self._training, ModelTraining):
+        if saved and isinstance(self._training, ChoosesOptimizer):
             self._training.resolve_optimizer(self._feed.peek(), self.n_steps, saved)
         self._feed.restore(restored.data_state)
         if step := int(state.step):
@@ -213,9 +214,8 @@ class TrainLoop:
     @property
     def facts(self) -> dict[str, Any]:
         """Choices that the run has made, which are saved with its checkpoints."""
-        own = self._training.facts if isinstance(self._training, ModelTraining) else {}
-        steps_per_dispatch = self._runner.steps_per_dispatch
-        return {"steps_per_dispatch": steps_per_dispatch, **own, **self._place.facts}
+        own = self._training.facts if isinstance(self._training, ChoosesOptimizer) else {}
+        return {"steps_per_dispatch": self._runner.steps_per_dispatch, **own, **self._place.facts}
 
     @property
     def state(self) -> TrainState:

@@ -1,3 +1,5 @@
+import json
+import shutil
 import types
 
 import flax.core
@@ -8,7 +10,7 @@ import optax
 import pytest
 from flax import linen as nn
 
-from tekoa import store
+from tekoa import auto_for, store
 from tekoa.core.nonfinite import NonFiniteError
 from tekoa.estimator import MeanMetrics, TrainState, UsageError
 from tekoa.estimator.cli import main
@@ -298,12 +300,16 @@ def train_regression(directory, *flags, model="linear_regression"):
     return main.main(["train", model, f"--model_dir={directory}", *steps, *flags])
 
 
-def regression_by_hand(optimizer, *, trained=("kernel", "bias")):
-    """Two steps on the same rows, from zero, with optax alone."""
+def regression_rows():
     config = linear_regression.load_config(
         types.SimpleNamespace(module_config=linear_regression.get_config())
     )
-    rows = next(config.train_data_fn(["dummy://"]).batches(20, epochs=1))
+    return next(config.train_data_fn(["dummy://"]).batches(20, epochs=1))
+
+
+def regression_by_hand(optimizer, *, trained=("kernel", "bias")):
+    """Two steps on the same rows, from zero, with optax alone."""
+    rows = regression_rows()
     fixed = {"kernel": jnp.zeros((10, 5)), "bias": jnp.zeros(5)}
 
     def value_fn(params):
@@ -338,6 +344,33 @@ def test_flags_replace_the_optimizer_of_the_file(tmp_path, flags, optimizer, tra
         np.testing.assert_allclose(params[name], value, rtol=1e-4, atol=1e-6)
 
 
+def test_auto_is_chosen_from_the_loss_of_the_step(tmp_path, capfd):
+    assert train_regression(tmp_path, "--optimizer=auto") == 0
+    assert "Optimizer auto (sphere): planned for 2 steps" in "".join(capfd.readouterr())
+    (start,) = json.loads((tmp_path / "run.json").read_text())["starts"]
+    assert start["optimizer"]["name"] == "auto"
+
+    def loss(params, x, y):
+        return jnp.mean((x @ params["kernel"] + params["bias"] - y) ** 2)
+
+    rows, zeros = regression_rows(), {"kernel": jnp.zeros((10, 5)), "bias": jnp.zeros(5)}
+    optimizer = auto_for(loss, zeros, rows["x"], rows["y"], n_steps=2)
+    params = store.load(tmp_path)["model_params"]["linear"]
+    for name, value in regression_by_hand(optimizer).items():
+        np.testing.assert_allclose(params[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_auto_resumes_with_the_same_scales(tmp_path):
+    assert train_regression(tmp_path / "whole", "--optimizer=auto", "--max_train_steps=4") == 0
+    half = ["--optimizer=auto", "--max_train_steps=4", "--check_every_steps=2"]
+    assert train_regression(tmp_path / "half", *half, "--save_every_steps=2") == 0
+    shutil.copytree(tmp_path / "half/save/checkpoint_2", tmp_path / "resumed/checkpoint_2")
+    assert train_regression(tmp_path / "resumed", "--optimizer=auto", "--max_train_steps=4") == 0
+    whole, resumed = (store.load(tmp_path / name) for name in ("whole", "resumed"))
+    for item in ("model_params", "optimizer_state"):
+        assert_trees_equal(resumed[item], whole[item])
+
+
 OWN_GRADIENTS = """
 import jax
 from tekoa.models.linear_regression import *
@@ -353,9 +386,10 @@ def train_step(config, batch, state, metrics):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--optimizer=auto", "--optimizer=auto needs the model and its loss"),
+        ("--optimizer=auto", "Scales are found from the loss that train_step passes to"),
         ("--optimizer=lbfgs", "The optimizer needs the loss"),
-        ("--lora_rank=1", "--lora_rank: own_gradients applies its model itself"),
+        ("--lora_rank=9", "--lora_rank: rank=9 is too large"),
+        ("--lora_where=kernel", "--lora_where needs --lora_rank=N."),
         ("--param_groups=embed=freeze", "--param_groups: No parameter is in group 'embed'"),
     ],
 )

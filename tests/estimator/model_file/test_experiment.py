@@ -70,3 +70,12 @@ def test_the_optimizer_may_be_created_later():
 def test_the_number_of_batches_is_at_least_one(n_examples, n_batches):
     facts = experiment.DataFacts(info=None, n_examples=n_examples, batch_size=32, sample=None)
     assert facts.n_batches == n_batches
+
+
+def test_a_model_file_may_import_the_files_beside_it(tmp_path):
+    before = list(sys.path)
+    (tmp_path / "beside_the_model.py").write_text("X = 1\n")
+    (tmp_path / "model.py").write_text("from beside_the_model import X\n")
+    assert experiment.load_module(str(tmp_path / "model.py")).X == 1
+    sys.modules.pop("beside_the_model")
+    assert sys.path == before

@@ -1,6 +1,7 @@
 import pathlib
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -195,3 +196,41 @@ def test_adapters_of_the_bundled_cnn_need_an_optimizer_that_fits(tmp_path, capsy
     # Rows and columns of the four kernels, as matrices.
     n_numbers = (9 + 32) + (32 * 9 + 64) + (256 + 256) + (256 + 10)
     assert f"parameters: {n_numbers} in 8 arrays" in capsys.readouterr().out
+
+
+def test_an_experiment_may_train_some_parameters_and_declare_its_reduction(tmp_path):
+    def experiment(settings, facts):
+        return experiment_lib.Experiment(
+            model=nn.Dense(1),
+            # Rows depend on each other: the parts of a batch could not be combined by themselves.
+            loss=lambda out, batch: jnp.sum(out[:, 0] * batch["y"] * jnp.sign(jnp.sum(out) + 1e9)),
+            optimizer=optax.sgd(0.1),
+            inputs=lambda batch: batch["x"],
+            metrics={"mean": lambda out, batch: jnp.mean(out)},
+            trainable="bias",
+            reduction="sum",
+        )
+
+    flags = ["--train_pattern=n", "--train_batch_size=10", "--eval_pattern=n", "--accumulate=2"]
+    short = program(*flags, open_data=open_numbers, experiment=experiment)
+    loop = train_loop(short, n_steps_per_checkpoint=1, accumulate=2)
+    before = loop.state
+    after = loop.next_checkpoint().state
+    assert [leaf.shape for leaf in jax.tree.leaves(after.params)] == [(1,)]
+    np.testing.assert_allclose(after.params["bias"], [-0.1 * np.arange(10).sum()], rtol=1e-6)
+    assert_trees_equal(after.variables, before.variables)
+    with store.Store(tmp_path) as directory:
+        items = {"model_params": after.params, "model_state": after.variables}
+        directory.save(1, items)
+    metrics = short.evaluation()(str(tmp_path / "checkpoint_1"), signals.StopFlag())
+    (kernel,) = (x for x in jax.tree.leaves(after.variables) if x.ndim == 2)
+    assert metrics["mean"] == pytest.approx(float(4.5 * kernel[0, 0] + after.params["bias"][0]))
+
+
+def test_adapters_and_trainable_exclude_each_other(tmp_path, capsys):
+    model = tmp_path / "some.py"
+    text = pathlib.Path(TINY).read_text()
+    model.write_text(text.replace("loss=loss,", "loss=loss, trainable='bias',"))
+    flags = [f"--model_dir={tmp_path}/run", "--lora_rank=1"]
+    assert main.main(["train", str(model), *flags]) == 2
+    assert "the model file chooses what is trained" in capsys.readouterr().err

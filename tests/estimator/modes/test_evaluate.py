@@ -148,3 +148,34 @@ def test_evaluation_uses_the_settings_of_the_run_unless_they_are_set(tmp_path, c
     other = [f"--model_dir={tmp_path}/run", "--module_config.n_classes=3"]
     assert main.main([*evaluate, *other]) == 66
     assert "Using the settings" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("eval", "eval"), ("eval_wait", "eval"), ("predict", "pred")]
+)
+def test_a_stop_signal_ends_evaluation_and_prediction_with_code_75(tmp_path, mode, kind):
+    assert main.main(["train", TINY, f"--model_dir={tmp_path}", "--max_train_steps=1"]) == 0
+    flags = [f"--{kind}_pattern=stopping", f"--{kind}_batch_size=10"]
+    command = [mode, TINY, f"--model_dir={tmp_path}", *flags]
+    assert main.main([*command, "--module_config.stop_at_read=60"]) == 75
+    assert main.main(command) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        (["train", "--save_high=accuracy", "--eval_pattern=a"], "--eval_pattern"),
+        (["train", "--pred_batch_size=5"], "--pred_batch_size"),
+        (["eval", "--train_epochs=3"], "--train_epochs"),
+        (["eval", "--accumulate=2"], "--accumulate"),
+        (["eval", "--save_low=loss"], "--save_low"),
+        (["eval_wait", "--pred_output=a"], "--pred_output"),
+        (["predict", "--save_high=accuracy"], "--save_high"),
+        (["predict", "--max_train_steps=3"], "--max_train_steps"),
+    ],
+)
+def test_a_flag_that_a_mode_does_not_use_is_refused(tmp_path, capsys, words, unused):
+    mode, *flags = words
+    assert main.main([mode, TINY, f"--model_dir={tmp_path}/run", *flags]) == 2
+    assert f"tekoa {mode} does not use {unused}." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -246,3 +246,20 @@ def test_unknown_optimizer_is_a_usage_error(tmp_path, capsys):
     command = ["train", TINY, f"--model_dir={tmp_path}", "--optimizer=adamm"]
     assert main.main(command) == ExitCode.USAGE
     assert "--optimizer: There is no optimizer 'adamm'. Did you mean" in capsys.readouterr().err
+
+
+def test_without_a_directory_the_run_is_named_after_its_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["train", TINY, "--max_train_steps=1"]) == 0
+    assert paths.list_steps(tmp_path / "runs" / "tiny_model") == [0, 1]
+    capsys.readouterr()
+    assert main.main(["eval", TINY, "--eval_pattern=a"]) == 0
+    assert "accuracy at step 1" in capsys.readouterr().out
+
+
+def test_missing_data_is_reported_before_compiling_is_announced(tmp_path, capsys):
+    flags = [f"--model_dir={tmp_path}/run", "--train_pattern=no_such_file.npz"]
+    assert main.main(["train", "mnist", *flags]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert "no_such_file.npz" in error
+    assert "Compiling" not in error

@@ -183,3 +183,13 @@ def test_update_without_params_is_refused():
     tx = amos_lib.amos(0.1, lambda name, shape: 1.0)
     with pytest.raises(ValueError, match="params"):
         tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+
+
+def test_programs_that_import_a_module_find_the_function():
+    from tekoa import amos, amos_helper
+
+    eta_fn = amos_helper.params_fn_from_assign_map({".*": 0.5})
+    tx, same = amos.amos(0.1, eta_fn), amos(0.1, eta_fn)
+    params, grads = {"w": jnp.ones(2)}, {"w": jnp.array([1.0, -2.0])}
+    updates = [t.update(grads, t.init(params), params)[0]["w"] for t in (tx, same)]
+    np.testing.assert_array_equal(*updates)

@@ -203,3 +203,15 @@ def test_every_public_name_of_the_original_exists():
     names = [name for name, thing in vars(original).items() if not name.startswith("_")]
     own = [n for n in names if getattr(vars(original)[n], "__module__", "") == original.__name__]
     assert set(own) <= set(dir(classic)), set(own) - set(dir(classic))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+def test_sm3_continues_a_state_of_the_original(shape):
+    x, g = (jnp.asarray(np.random.default_rng(i).normal(size=shape), jnp.float32) for i in (0, 1))
+    (init, update, get_params), ours = original.sm3(0.1), classic.sm3(0.1)
+    state = other = update(0, g, init(x))
+    for i in (1, 2):
+        state, other = update(i, g, state), ours.update_fn(i, g, other)
+    assert_trees_equal(other.packed_state, state.packed_state)
+    assert_trees_equal(ours.params_fn(other), get_params(state))
+    assert jnp.shape(jax.jit(ours.params_fn)(other)) == shape

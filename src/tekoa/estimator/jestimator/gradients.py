@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tekoa.bridges import lora
 from tekoa.core.model import cast_like
 from tekoa.core.trees import PyTree, is_key
 from tekoa.estimator.cli.flags import UsageError
@@ -186,6 +187,7 @@ def _names_by_row(
         name
         for name, tree in variables.items()
         if jax.tree.leaves(tree)
+        and name != lora.FROZEN
         and all(jnp.shape(x)[:1] == (n_rows,) for x in jax.tree.leaves(tree))
     ]
     cut = [x[: n_rows // n_parts] for x, split in zip(leaves, has_rows, strict=True) if split]
@@ -225,6 +227,11 @@ def _find_exponents(
     leaves, structure, has_rows = inputs
     rng = np.random.default_rng(0)
     made_up_params = jax.tree.map(lambda x: _made_up(rng, x, is_weight=True), params)
+    made_up_frozen = {
+        name: jax.tree.map(lambda x: _made_up(rng, x, is_weight=True), tree)
+        for name, tree in variables.items()
+        if name == lora.FROZEN
+    }
     made_up = [_made_up(rng, x[:n_rows] if s else x) for x, s in zip(leaves, has_rows, strict=True)]
 
     def values(n_copies: int) -> Any:
@@ -239,6 +246,7 @@ def _find_exponents(
             )
             for name, tree in variables.items()
         }
+        some.update(made_up_frozen)
         loss, (results, _) = run(made_up_params, some, _join(made_up, structure, has_rows, rows), 0)
         return loss, results
 
@@ -251,7 +259,8 @@ def _made_up(rng: np.random.Generator, x: Any, *, is_weight: bool = False) -> An
     if not hasattr(x, "dtype"):
         return x  # A setting, such as the method to call.
     if is_key(x):
-        return jax.random.key(0)
+        with jax.ensure_compile_time_eval():  # Not traced with the step.
+            return jax.random.key(0)
     shape, dtype = jnp.shape(x), jnp.result_type(x)
     if not jnp.issubdtype(dtype, jnp.inexact):
         return rng.integers(0, 2, shape).astype(dtype)

@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tekoa.bridges.lora import FROZEN
 from tekoa.core import batch as batches
-from tekoa.core.model import cast_like
+from tekoa.core.model import ModelFns, cast_like
 from tekoa.core.trees import PyTree
 from tekoa.data import DataError
 from tekoa.estimator.jestimator import states
+from tekoa.estimator.jestimator.adapters import adapt
 from tekoa.hosts.signals import StopFlag
 from tekoa.sharding.layout import Layout
 from tekoa.sharding.placement import Placement, with_sharding
@@ -38,6 +40,7 @@ class Inference:
         frozen: The config passed to steps.
         batch_size: Rows in a full batch.
         layout: How parameters and rows are split over the devices of this process.
+        choose_adapters: Returns the adapters of the run, from the shapes of the parameters.
 
     Raises:
         TypeError: If `get_infer_state` does not return an `InferState`.
@@ -51,10 +54,12 @@ class Inference:
         *,
         batch_size: int,
         layout: Layout | None = None,
+        choose_adapters: Callable[[PyTree], ModelFns | None] = lambda params: None,
     ):
         self._module, self._frozen, self._batch_size = module, frozen, batch_size
         self._config = config
         self._place = Placement(layout)
+        self._adapters = choose_adapters(jax.eval_shape(self._own_state).params)
         shapes = jax.eval_shape(self._new_state)
         names = [name for name in states.array_fields(shapes) if name != "ret"]
         self._shapes: Fields = _fields(shapes, names)
@@ -103,6 +108,9 @@ class Inference:
         return lambda batch: self._run(fields, batch)[1]
 
     def _new_state(self) -> states.InferState:
+        return adapt(self._adapters, self._own_state(), jax.random.key(0))
+
+    def _own_state(self) -> states.InferState:
         state = self._module.get_infer_state(self._config)
         if not isinstance(state, states.InferState):
             raise TypeError(
@@ -146,18 +154,23 @@ class Inference:
         params = "average" if "average" in items else "model_params"
         targets = {params: self._shapes["params"]}
         variables = self._shapes["_vars"]
-        if variables and "model_state" in items:
-            targets["model_state"] = variables
-        elif variables and self._frame.save_mutable:
+        frozen = {} if self._adapters is None else {FROZEN: self._shapes["_frozen"]}
+        stored = {name[1] for name in step.index.leaves if name[0] == "model_state"}
+        has_variables = bool(variables) and bool(stored - set(frozen))
+        if has_variables or frozen:
+            targets["model_state"] = {**(variables if has_variables else {}), **frozen}
+        if variables and not has_variables and self._frame.save_mutable:
             targets["carry"] = {"collections": variables}
-        elif variables and "carry" in items:
+        elif variables and not has_variables and "carry" in items:
             _log_not_restored(variables)
         restored = restore.restore_step(step, targets).items
         fields = {
             "step": jnp.asarray(step.index.step, jnp.int32),
             "params": restored[params],
         }
-        if "model_state" in restored:
+        if frozen:
+            fields["_frozen"] = restored["model_state"].pop(FROZEN)
+        if has_variables:
             fields["_vars"] = restored["model_state"]
         elif "carry" in restored:
             fields["_vars"] = restored["carry"]["collections"]

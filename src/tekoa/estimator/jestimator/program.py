@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ml_collections
-import optax
 
 from tekoa import data, hosts
 from tekoa.core import batch as batch_lib
 from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.jestimator.adapters import adapters_of
 from tekoa.estimator.jestimator.infer import Inference, pairs
 from tekoa.estimator.jestimator.results import Predictor
 from tekoa.estimator.jestimator.train import OwnTraining
@@ -24,8 +24,6 @@ from tekoa.estimator.run.run import Run
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.train import TrainLoop
-from tekoa.optim import named
-from tekoa.optim.scales.table import ScaleTable
 from tekoa.sharding.layout import Layout
 
 # Parameters of each function, for error messages.
@@ -66,7 +64,8 @@ class LongProgram:
             self._config,
             self._frozen,
             data=batches,
-            choose_optimizer=self._choose_optimizer,
+            choose_optimizer=lambda own: optimizers.requested_optimizer(self._flags, lambda: own),
+            choose_adapters=functools.partial(adapters_of, self._flags),
         )
         layout = self._with_rules(layout)
         return TrainParts(model=None, task=training, optimizer=training.optimizer, layout=layout)
@@ -77,19 +76,6 @@ class LongProgram:
         if layout is None or not rules:
             return layout
         return dataclasses.replace(layout, logical_axis_rules=list(rules))
-
-    def _choose_optimizer(self, own: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Returns the optimizer that the flags request, or the model file's own."""
-        name = self._flags.optimizer
-        if name in named.BY_SCALES:
-            raise UsageError(
-                f"--optimizer={name} needs the model and its loss, which this model file hides in "
-                "its train_step. Choose one of optax, such as --optimizer=adamw."
-            )
-        optimizer = optimizers.requested_optimizer(self._flags, lambda: own)
-        if isinstance(optimizer, named.NamedOptimizer) and optimizer is not own:
-            optimizer.resolve(lambda: ScaleTable([]), n_steps=None)  # Needs no scales.
-        return optimizer
 
     def validation(
         self, parts: TrainParts, loop: TrainLoop, stop_flag: StopFlag | None = None
@@ -174,7 +160,12 @@ class LongProgram:
         else:
             layout = self._with_rules(self._data.layout)
         return Inference(
-            self._run.module, self._config, self._frozen, batch_size=batch_size, layout=layout
+            self._run.module,
+            self._config,
+            self._frozen,
+            batch_size=batch_size,
+            layout=layout,
+            choose_adapters=functools.partial(adapters_of, self._flags),
         )
 
     def _require(self, *names: str) -> None:

@@ -15,7 +15,7 @@ import optax
 from flax import linen as nn
 from flax import struct
 
-from tekoa.bridges import linen
+from tekoa.bridges import linen, lora
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
@@ -30,10 +30,17 @@ class _Collections:
 
     params: PyTree
     _vars: Any
+    _frozen: Any
+    _merge: Any
 
     def variables(self, params: PyTree = None) -> Variables:
         """Returns all collections for `apply_fn`, optionally with other parameters."""
-        return {**self._vars, "params": self.params if params is None else params}
+        params = self.params if params is None else params
+        return {**self._vars, "params": self._weights(params, self._frozen)}
+
+    def _weights(self, params: PyTree, frozen: PyTree) -> PyTree:
+        """Returns the weights the model runs with: the parameters, or those with adapters."""
+        return params if self._merge is None else self._merge(params, {lora.FROZEN: frozen})
 
     def mutable(self) -> list[str]:
         """Returns the names of all collections but "params", for `apply_fn(mutable=...)`."""
@@ -66,6 +73,8 @@ class TrainState(_Collections, struct.PyTreeNode):
     _state_rng: Any = None
     _axes: Any = struct.field(pytree_node=False, default=())
     _grads: Any = None  # The gradients applied last, for the NaN guard.
+    _frozen: Any = None  # The weights to which `params` are adapters, if they are.
+    _merge: Any = struct.field(pytree_node=False, default=None)
     _gradients: Any = struct.field(pytree_node=False, default=None)
 
     @classmethod
@@ -132,10 +141,11 @@ class TrainState(_Collections, struct.PyTreeNode):
             (loss, (aux, changed)), grads = record.compute(
                 functools.partial(self._loss, has_aux),
                 params,
-                dict(self._vars),
+                {**self._vars, **({} if self._merge is None else {lora.FROZEN: self._frozen})},
                 (args, kwargs),
                 keeps_variables=self.save_mutable,
             )
+            changed = {name: changed[name] for name in changed if name in mutable}
             if not has_aux:
                 return ((loss, changed) if mutable else loss), grads
             if mutable:
@@ -150,9 +160,11 @@ class TrainState(_Collections, struct.PyTreeNode):
         if not isinstance(i, int):  # Another mask in each part.
             rngs = {name: jax.random.fold_in(rng, i) for name, rng in kwargs["rngs"].items()}
             kwargs = {**kwargs, "rngs": rngs}
+        rest = {name: tree for name, tree in variables.items() if name in self._vars}
+        weights = self._weights(params, variables.get(lora.FROZEN))
         with modeling.dropout_in_scans():
             outputs, changed = self.apply_fn(
-                {**variables, "params": params}, *args, **kwargs, mutable=list(variables)
+                {**rest, "params": weights}, *args, **kwargs, mutable=list(rest)
             )
         if not has_aux:
             return outputs, ((), flax.core.unfreeze(changed))
@@ -216,6 +228,8 @@ class InferState(_Collections, struct.PyTreeNode):
     save_mutable: bool = struct.field(pytree_node=False, default=False)
     _vars: Any = struct.field(default_factory=dict)
     _axes: Any = struct.field(pytree_node=False, default=())
+    _frozen: Any = None
+    _merge: Any = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def create(

@@ -5,6 +5,7 @@ and converted back after it. Saving, resuming, averaging and the NaN guard there
 in any other training.
 """
 
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,20 +15,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tekoa.bridges.lora import FROZEN
 from tekoa.core import batch as batches
 from tekoa.core import nonfinite, trees
 from tekoa.core import state as core
 from tekoa.core import step as steps
-from tekoa.core.model import cast_like
+from tekoa.core.model import ModelFns, cast_like
 from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.jestimator import states
+from tekoa.estimator.jestimator.adapters import adapt
 from tekoa.estimator.jestimator.gradients import Gradients, LossRecord
 from tekoa.estimator.jestimator.results import MeanMetrics
-from tekoa.loop.task import Options
+from tekoa.estimator.model_file import lora
+from tekoa.loop.task import Options, facts_of, resolve_named
 from tekoa.optim.scales import auto
 
-_FIELDS = ("step", "params", "opt_state", "_vars", "_state_rng", "_grads")
+_FIELDS = ("step", "params", "opt_state", "_vars", "_state_rng", "_grads", "_frozen")
 
 
 class OwnTraining:
@@ -39,9 +43,11 @@ class OwnTraining:
         frozen: The config passed to steps.
         data: The batches.
         choose_optimizer: Returns the optimizer to use, from the model file's own.
+        choose_adapters: Returns the adapters to train, from the shapes of the parameters.
 
     Attributes:
         gathered: The sums that `compute` read last, as `train_step` left them.
+        optimizer_line: A line about an optimizer that was chosen by name, once it is resolved.
     """
 
     # No loss: the model file reports it among its own metrics.
@@ -55,12 +61,22 @@ class OwnTraining:
         *,
         data: Any,
         choose_optimizer: Callable[[Any], optax.GradientTransformation] = lambda own: own,
+        choose_adapters: Callable[[PyTree], ModelFns | None] = lambda params: None,
     ):
-        self._module, self._config, self._frozen = module, config, frozen
-        self.data, self._choose_optimizer = data, choose_optimizer
-        shapes = jax.eval_shape(self._new_file_state, jax.random.key(0))
+        self._module, self._config, self._frozen, self.data = module, config, frozen, data
+        shapes = jax.eval_shape(self._own_file_state, jax.random.key(0))
+        optimizer = choose_optimizer(shapes.tx)
+        self._adapters = choose_adapters(shapes.params)
+        if self._adapters is not None:
+            lora.check_optimizer(optimizer, self._adapters, (shapes.params,))
+        self._keeps_state = optimizer is shapes.tx and self._adapters is None
         # Functions and settings only; the arrays come from the engine's state.
-        self._frame = shapes.replace(**dict.fromkeys(_FIELDS))
+        self._frame = shapes.replace(
+            **dict.fromkeys(_FIELDS),
+            tx=optimizer,
+            _merge=None if self._adapters is None else self._adapters.merge,
+        )
+        self.optimizer_line = ""
         # The array fields that a subclass of `TrainState` adds.
         self._extras = [name for name in states.array_fields(shapes) if name not in _FIELDS]
         init_metrics = self._frame.metrics_mod.init
@@ -72,12 +88,27 @@ class OwnTraining:
         """The optimizer: the model file's own unless another was chosen."""
         return self._frame.tx
 
+    def resolve_optimizer(
+        self, batch: Any, n_steps: int | None, saved: Mapping[str, Any] | None = None
+    ) -> None:
+        """Chooses the optimizer if it is named; see `ModelTraining.resolve_optimizer`."""
+        find_table = functools.partial(self.scales, batch)
+        self.optimizer_line = resolve_named(self._frame.tx, find_table, n_steps, saved)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a resumed run needs to choose the same optimizer; empty if it has no name."""
+        return facts_of(self._frame.tx)
+
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return (batch,), ()  # Whatever its structure.
 
     def axes(self, rng: jax.Array, batch: Any) -> dict[trees.Name, tuple[Any, ...]]:
         del rng, batch
-        return self._frame.logical_axes()
+        axes = self._frame.logical_axes()
+        if self._adapters is None:
+            return axes
+        return {(FROZEN, *name[1:]): a for name, a in axes.items() if name[0] == "params"} | axes
 
     def init(self, rng: jax.Array, batch: Any, options: Options) -> core.TrainState:
         del batch
@@ -98,7 +129,7 @@ class OwnTraining:
             )
             variables = flax.core.unfreeze(fields["_vars"])
             extras = {name: fields[name] for name in self._extras}
-            state = state.replace(**self._variables_and_carry(variables, extras))
+            state = state.replace(**self._variables_and_carry(variables, extras, fields["_frozen"]))
             return jax.tree.map(steps.donatable_copy, state)
 
         names = (*_FIELDS, *self._extras)
@@ -163,7 +194,7 @@ class OwnTraining:
             UsageError: If `train_step` does not use `state.value_and_grad_apply_fn`.
             ValueError: If its loss cannot be traced.
         """
-        file_state, sums = self._new_file_state(jax.random.key(0)), self.empty()
+        file_state, sums = self._own_file_state(jax.random.key(0)), self.empty()
 
         def losses(params: PyTree, batch: Any) -> list[jax.Array]:
             record = LossRecord(params)
@@ -203,34 +234,48 @@ class OwnTraining:
 
     def as_file_state(self, state: core.TrainState) -> states.TrainState:
         """Creates the state of the model file from the engine's."""
-        carry = state.carry or {}
+        carry, variables = state.carry or {}, dict(state.variables)
+        frozen = None if self._adapters is None else variables.pop(FROZEN)
         return self._frame.replace(
             step=state.step,
             params=state.params,
             opt_state=state.opt_state,
-            _vars={**state.variables, **carry.get("collections", {})},
+            _vars={**variables, **carry.get("collections", {})},
+            _frozen=frozen,
             _state_rng=state.rng,
             **carry.get("fields", {}),
         )
 
     def _new_file_state(self, rng: jax.Array) -> states.TrainState:
+        """Returns the state of the model file, with the chosen adapters and optimizer."""
+        state = self._own_file_state(rng)
+        if self._keeps_state:
+            return state
+        # Another stream than those of the model file, which splits the key.
+        state = adapt(self._adapters, state, jax.random.fold_in(rng, 1))
+        optimizer = self._frame.tx
+        return state.replace(tx=optimizer, opt_state=jax.jit(optimizer.init)(state.params))
+
+    def _own_file_state(self, rng: jax.Array) -> states.TrainState:
         state = self._module.get_train_state(self._config, rng)
         if not isinstance(state, states.TrainState):
             raise TypeError(
                 "get_train_state must return a tekoa.estimator.TrainState, made by "
                 f"TrainState.create; got {type(state).__name__}."
             )
-        optimizer = self._choose_optimizer(state.tx)
-        if optimizer is state.tx:
-            return state
-        return state.replace(tx=optimizer, opt_state=jax.jit(optimizer.init)(state.params))
+        return state
 
-    def _variables_and_carry(self, variables: dict[str, PyTree], extras: PyTree) -> dict[str, Any]:
+    def _variables_and_carry(
+        self, variables: dict[str, PyTree], extras: PyTree, frozen: PyTree
+    ) -> dict[str, Any]:
         """Assigns collections to the model (`variables`) or to training alone (`carry`)."""
         is_saved = self._frame.save_mutable
         carry = {"collections": {} if is_saved else variables, "fields": extras}
         carry = {name: tree for name, tree in carry.items() if tree}
-        return {"variables": variables if is_saved else {}, "carry": carry or None}
+        saved = dict(variables) if is_saved else {}
+        if self._adapters is not None:
+            saved[FROZEN] = frozen
+        return {"variables": saved, "carry": carry or None}
 
     def _updated(self, old: states.TrainState, new: states.TrainState) -> dict[str, Any]:
         variables = old._vars
@@ -244,7 +289,7 @@ class OwnTraining:
         extras = {
             name: cast_like(getattr(old, name), getattr(new, name), name) for name in self._extras
         }
-        return self._variables_and_carry({**variables, **changed}, extras)
+        return self._variables_and_carry({**variables, **changed}, extras, old._frozen)
 
 
 def _nan_if_sums_broke(old: PyTree, new: PyTree) -> jax.Array:

@@ -67,6 +67,9 @@ class Validation:
             groups.setdefault("train", {}).update(new)
         if hasattr(self._module, "monitor_train"):
             file_state = self._training.as_file_state(state)
+            # With the full weights, also if adapters are trained.
+            weights = file_state.variables()["params"]
+            file_state = file_state.replace(params=weights, _frozen=None, _merge=None)
             self._module.monitor_train(self._config, file_state, sums, ScalarWriter(groups))
         for group, values in groups.items():
             summary = summary.with_metrics(group, values)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import pathlib
+import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import optax
 
 from tekoa.core import files
+from tekoa.core.loss.reduction import Reduction
 from tekoa.data import Info
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import names
@@ -39,6 +41,8 @@ class Experiment:
             `Mean`.
         predict: `fn(outputs)` returns one result per row, for predictions.
         finish: Adds metrics computed from those over all batches, such as perplexity.
+        trainable: Which parameters to train, as in `TrainTask`; None for all.
+        reduction: Whether the loss is a "mean" or a "sum" over rows, as in `TrainTask`.
     """
 
     model: Any
@@ -48,6 +52,8 @@ class Experiment:
     metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     predict: Callable[[Any], Any] | None = None
     finish: Callable[[dict[str, float]], dict[str, float]] | None = None
+    trainable: Any = None
+    reduction: Reduction = "auto"
 
     def make_optimizer(self) -> optax.GradientTransformation:
         """Returns the optimizer, calling the function that creates it if there is one."""
@@ -118,7 +124,16 @@ def _import_file(path: pathlib.Path) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"{str(path)!r} cannot be imported as a model.")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # Files beside it can be imported, as by a script. Last, so that they hide no package.
+    directory = str(path.absolute().parent)
+    is_new = directory not in sys.path
+    if is_new:
+        sys.path.append(directory)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        if is_new:
+            sys.path.remove(directory)
     return module
 
 

@@ -163,11 +163,6 @@ def program_of(run: Run, mode: Mode) -> Program:
     if hasattr(module, "get_train_state") or hasattr(module, "get_infer_state"):
         from tekoa.estimator.jestimator.program import LongProgram
 
-        if flag := next((name for name in run.config.given if name.startswith("lora_")), None):
-            raise UsageError(
-                f"--{flag}: {module.__name__} applies its model itself, in train_step. Adapt it "
-                "there, with tekoa.lora, or write the model file in the short form."
-            )
         return LongProgram(run, mode)
     raise UsageError(
         f"{module.__name__} is not a model file: it defines neither experiment(config, data) nor "

@@ -52,6 +52,7 @@ class ShortProgram:
             loss=experiment.loss,
             data=batches,
             split=experiment.split,
+            reduction=experiment.reduction,
         )
         return TrainParts(
             model=experiment.model, task=train_task, optimizer=optimizer, layout=layout
@@ -172,6 +173,14 @@ class ShortProgram:
         experiment = self._run.module.experiment(self._run.settings, facts)
         inputs, _ = experiment.split(sample)
         model = lora.adapted_by_flags(experiment.model, self._config, inputs)
+        if experiment.trainable is not None:
+            if model is not experiment.model:
+                raise UsageError(
+                    "--lora_rank: the model file chooses what is trained, by its Experiment's "
+                    "`trainable`. Remove it there to train adapters."
+                )
+            # Here, not in the task: evaluation and prediction split the parameters too.
+            model = any_model.as_model_fns(model, trainable=experiment.trainable)
         return dataclasses.replace(experiment, model=model)
 
 

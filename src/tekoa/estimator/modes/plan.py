@@ -21,7 +21,7 @@ from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file.program import program_of
 from tekoa.estimator.run import layout as layout_lib
 from tekoa.estimator.run import run as runs
-from tekoa.loop.task import ModelTraining, Options, Training
+from tekoa.loop.task import ChoosesOptimizer, Options, Training
 from tekoa.sharding import memory as memory_lib
 from tekoa.sharding import mesh
 from tekoa.sharding import specs as specs_lib
@@ -66,7 +66,7 @@ def run_plan(config: RunConfig) -> int:
     layout = _make_layout(run)
     parts = program.train_parts((), layout)
     training, sample = parts.training, program.sample("train")
-    if isinstance(training, ModelTraining):
+    if isinstance(training, ChoosesOptimizer):
         training.resolve_optimizer(sample, config.max_train_steps)
     batch = _batch_shapes(sample, config.train_batch_size)
     plan = make_plan(training, batch, parts.layout or layout, options)

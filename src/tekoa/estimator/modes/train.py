@@ -60,9 +60,6 @@ def _train(run: runs.Run, program: Program) -> int:
             return dry_run.train(program, lambda: _train_loop(run, program, seed, stop_flag))
         # First of all: a second trainer is refused before the model is made or anything is read.
         keeper = _writer(run, "", config.max_ckpt, stack)
-        if config.progress and hosts.current().is_writer:  # Compiling takes seconds.
-            text = f"Training {run.module.__name__} in {run.model_dir}. Compiling..."
-            print(text, file=sys.stderr, flush=True)
         if config.profiler_port is not None:
             jax.profiler.start_server(config.profiler_port)
         trace = _step_trace(run, stack)
@@ -176,6 +173,10 @@ def _train_loop(
     """Builds the loop, which starts from what the flags request."""
 
     def make_reader(parts: TrainParts, data_state: Any) -> start.StartReader:
+        # The data has been found by now. Compiling takes seconds.
+        if run.config.progress and hosts.current().is_writer and not run.config.dry_run:
+            text = f"Training {run.module.__name__} in {run.model_dir}. Compiling..."
+            print(text, file=sys.stderr, flush=True)
         return start.StartReader(
             run,
             parts.model,

@@ -99,6 +99,10 @@ def amos(
     return optax.chain(*stages)
 
 
+# `from tekoa import amos; amos.amos(...)`: programs written for JEstimator import a module.
+vars(amos)["amos"] = amos
+
+
 def scale_by_amos(
     learning_rate: ScheduleOrFloat,
     eta_fn: rules.ParamsFn,

@@ -208,7 +208,9 @@ def sm3(step_size: ScalarOrSchedule, momentum: float = 0.9) -> Any:
     def init(x: jax.Array) -> Any:
         return x, _zeros(x), [jnp.zeros(n, trees.wide_dtype(x)) for n in jnp.atleast_1d(x).shape]
 
-    def update(i: Any, rate: Any, g: jax.Array, x: Any, m: Any, axis_maxima: Any) -> Any:
+    # JAX's own states end with the shape of the parameter; it is kept in them. A scalar is
+    # stored there as an array with one axis.
+    def update(i: Any, rate: Any, g: jax.Array, x: Any, m: Any, axis_maxima: Any, *shape: Any):
         g = jnp.atleast_1d(g)
         bounds = [_along(v, j, g.ndim) for j, v in enumerate(axis_maxima)]
         total = functools.reduce(jnp.minimum, bounds) + jnp.square(g)
@@ -216,9 +218,13 @@ def sm3(step_size: ScalarOrSchedule, momentum: float = 0.9) -> Any:
         old_m = jnp.atleast_1d(m)
         new_m = (1.0 - momentum) * (g * _inverse_root(total)) + momentum * old_m
         x = _subtract(jnp.atleast_1d(x), rate * new_m).reshape(jnp.shape(x))
-        return x, new_m.reshape(m.shape), [_axis_maximum(total, j) for j in range(g.ndim)]
+        maxima = [_axis_maximum(total, j) for j in range(g.ndim)]
+        return x, new_m.reshape(m.shape), maxima, *shape
 
-    return _triple(step_size, init, update)
+    def get_params(state: Any) -> Any:
+        return state[0].reshape(()) if state[3:] == ((),) else state[0]
+
+    return *_triple(step_size, init, update)[:2], get_params
 
 
 def _triple(step_size: ScalarOrSchedule, init: Any, update: Any) -> Any:
