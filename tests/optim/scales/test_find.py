@@ -118,3 +118,17 @@ def test_depth_and_residual_branches(fn, shapes, depth, branches):
     assert {r.name[-1]: r.n_branches for r in table if r.n_branches > 1} == {
         name: n for name, n in branches.items() if n > 1
     }
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_positions_have_the_scale_of_the_tied_embedding_they_are_added_to(is_tied):
+    def model(p, ids):
+        x = p["table"][ids] + p["positions"][jnp.arange(4)]
+        return jnp.tanh(x @ p["w"]) @ (p["table"].T if is_tied else p["out"])
+
+    shapes = {"table": (7, 16), "positions": (4, 16), "w": (16, 16), "out": (16, 7)}
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    table = scales_of_function(model, params, jnp.arange(8).reshape(2, 4) % 7)
+    expected = table["table"].eta if is_tied else 1.0
+    assert table["positions"].eta == pytest.approx(expected, rel=0.01)
+    assert (table["table"].eta < 1) == is_tied

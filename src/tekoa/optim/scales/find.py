@@ -105,7 +105,16 @@ def _share_tied_scales(result: ReadResult) -> dict[str, dict[int, float]]:
         ]
         tied_scales[i] = math.sqrt(eta) if feeding else eta
         targets |= dict.fromkeys(feeding, math.sqrt(eta))
+        # Positions that are added to rows of the table would hide them if they were larger.
+        beside = {j for group in result.record.neighbours if i in group for j in group} - {i}
+        rows = [j for j in sorted(beside) if _is_only_looked_up(result.record, j)]
+        tied_scales |= dict.fromkeys(rows, tied_scales[i])
+        targets |= dict.fromkeys(rows, tied_scales[i])
     return {"tied_scales": tied_scales, "targets": targets}
+
+
+def _is_only_looked_up(record: uses_lib.UseRecord, param: int) -> bool:
+    return all(use.kind is uses_lib.LOOKED_UP for use in record.by_param.get(param, ()))
 
 
 def _inputs(

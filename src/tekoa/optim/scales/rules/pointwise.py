@@ -100,7 +100,9 @@ def look_up(reader: Reader, eqn: Any, inputs: list[Value]) -> list[Value]:
     for view in table.views:
         role = roles.role_of_view(view, "looked up", contracted=selected)
         reduced = view.param_axes(features)
-        use = Use(kind=uses.LOOKED_UP, reduced=reduced, detail="by row", role=role)
+        target = reader.targets.get(view.param, 1.0)
+        detail = "by row" if target == 1 else "by row, beside a tied embedding"
+        use = Use(kind=uses.LOOKED_UP, reduced=reduced, target=target, detail=detail, role=role)
         reader.lookups[view.param] = use
     rows = _draw(reader, table, rms)
     (out,) = reader.plain(eqn, inputs, [rows, *(value.data for value in indices)])
