@@ -41,10 +41,9 @@ def restart_after_first(
         updates: trees.PyTree, state: Any, params: trees.PyTree | None = None, **extra_args: Any
     ) -> tuple[trees.PyTree, RestartState]:
         is_second = state.count == 1
+        initial = trees.shard_like(state.inner, tx.init(updates if params is None else params))
         inner = jax.tree.map(
-            lambda initial, current: jnp.where(is_second, initial, current),
-            tx.init(updates if params is None else params),
-            state.inner,
+            lambda first, current: jnp.where(is_second, first, current), initial, state.inner
         )
         updates, inner = tx.update(updates, inner, params, **extra_args)
         return updates, RestartState(optax.safe_increment(state.count), inner)

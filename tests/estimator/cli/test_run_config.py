@@ -8,7 +8,8 @@ def test_flags_on_the_command_line_override_the_models_defaults():
 
 
 def test_every_flag_has_a_help_text_and_known_commands():
-    commands = {"train", "eval", "eval_wait", "predict", "scales", "plan", "new", "page", "convert"}
+    models = {"train", "eval", "eval_wait", "predict", "scales", "plan"}
+    commands = models | {"new", "page", "convert", "export"}
     for name, field in run_config.FIELDS.items():
         assert field.metadata["help"], name
         assert set(field.metadata["only"]) <= commands, name

@@ -31,7 +31,7 @@ def paint(color: int, css_class: str = "") -> str:
         css_class: More classes.
 
     >>> paint(2, 'line'), paint(7)
-    ('class="line c2"', 'class="hue" style="--hue:242"')
+    ('class="line c2"', 'class="hue" style="--hue:243"')
     """
     if color <= N_COLORS:
         return f'class="{f"{css_class} c{color}".strip()}"'
