@@ -5,7 +5,7 @@ so does a checkpoint that was made again. Each step has one point per tag, the n
 A file that is still being written may end within a record; its complete records are read.
 """
 
-import io
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -79,13 +79,13 @@ def _events(path: pathlib.Path, without: bytes) -> Iterator[Any]:
     protos: Any = event_pb2  # Its classes are created at import, without types.
     at = 0
     try:
+        # Not read at once: a file may claim any size.
         with files.open_regular(path) as file:
-            content = io.BytesIO(file.read())
-        size = content.getbuffer().nbytes
-        while (record := tfrecord.read_record(content, size)) is not None:
-            if not without or without not in record:
-                yield protos.Event.FromString(record)
-            at = content.tell()
+            size = os.fstat(file.fileno()).st_size
+            while (record := tfrecord.read_record(file, size)) is not None:
+                if not without or without not in record:
+                    yield protos.Event.FromString(record)
+                at = file.tell()
     except tfrecord.TruncatedRecordError:
         return
     except (tfrecord.RecordError, DecodeError, OSError) as error:
