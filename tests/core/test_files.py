@@ -35,6 +35,12 @@ def test_null_character_is_refused():
         files.local_path("run\0")
 
 
+def test_half_of_a_character_is_refused_and_bytes_of_a_file_name_are_not():
+    with pytest.raises(files.PathError, match="half of a character"):
+        files.local_path("run\ud800")
+    assert files.local_path("run\udc80") == pathlib.Path("run\udc80")
+
+
 def make_socket(path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -35,7 +35,8 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """Converts a path from a user to a `pathlib.Path`, with `~` expanded.
 
     Raises:
-        PathError: If it is a URL, because only local files are supported.
+        PathError: If it is a URL, because only local files are supported, or contains characters
+            that no path can contain.
 
     >>> local_path('runs/mnist')
     PosixPath('runs/mnist')
@@ -52,6 +53,10 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
         )
     if "\0" in text:
         raise PathError(f"{text!r} contains a null character, so it cannot be a path.")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise PathError(f"{text!r} contains half of a character, so it cannot be a path.") from None
     try:
         return pathlib.Path(text).expanduser()
     except RuntimeError:  # There is no such user: '~' is part of the name.

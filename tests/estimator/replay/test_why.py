@@ -9,6 +9,8 @@ import pytest
 
 import tekoa
 from tekoa.estimator.cli import main
+from tekoa.estimator.replay import why
+from tekoa.estimator.replay.segment import Replayer
 
 PATH = pathlib.Path(__file__).parent / "planted.py"
 _spec = importlib.util.spec_from_file_location("planted", PATH)
@@ -148,6 +150,16 @@ def test_the_command_finds_nothing_in_a_good_run(trained, capsys):
     assert capsys.readouterr().out == "All steps are finite.\n"
     assert main.main(["why", str(trained), "--step=7"]) == 0
     assert "Step 7 is finite." in capsys.readouterr().out
+
+
+def test_a_loss_that_varies_close_to_zero_is_not_a_spike(tmp_path):
+    """As of a model that has learned its data by heart."""
+    losses = {4: 1.5, 8: 5e-4, 12: 1.3e-2, 16: 2e-4}
+    with tekoa.store.Store(tmp_path, keep=[tekoa.store.KeepLast(9)]) as store:
+        for step, loss in losses.items():
+            params = {"w": jnp.ones(2)}
+            store.save(step, {"model_params": params}, metrics={"train/loss": loss})
+    assert why._spikes(Replayer(tmp_path, lambda read: None)) == []
 
 
 def test_a_spike_is_reported_with_the_layer_that_changed(tmp_path):

@@ -77,6 +77,9 @@ def test_other_versions_and_fields_are_refused(step):
     rewrite(step, version=1, facts=[])
     with pytest.raises(errors.DamagedError, match="facts"):
         manifest.read(step)
+    rewrite(step, version=1, files={"x": [float("inf"), 1]})
+    with pytest.raises(errors.DamagedError, match="unreadable"):
+        manifest.read(step)
     rewrite(step, version=1, surprise=1)
     with pytest.raises(errors.DamagedError, match="unreadable"):
         manifest.read(step)

@@ -22,6 +22,7 @@ def test_steps_are_listed_by_number(tmp_path):
     paths.new_dir(tmp_path, 3, "tmp").mkdir()
     assert paths.list_steps(tmp_path) == [0, 9, 10]
     assert paths.list_steps(tmp_path / "missing") == []
+    assert paths.list_steps(tmp_path / ("x" * 300)) == []
 
 
 def test_unfinished_directories_are_listed_by_kind(tmp_path):
@@ -35,7 +36,9 @@ def test_unfinished_directories_are_listed_by_kind(tmp_path):
     }
 
 
-@pytest.mark.parametrize("path", ["/a", "..", "a/..", "./a", "a//b", "a\0", "", "x" * 300])
+@pytest.mark.parametrize(
+    "path", ["/a", "..", "a/..", "./a", "a//b", "a\0", "", "x" * 300, "\ud800"]
+)
 def test_unsafe_paths_are_detected(path):
     assert not paths.is_safe_path(path)
 

@@ -36,7 +36,10 @@ USAGE = "tekoa why RUN [--step=N]"
 # After the last checkpoint, a run that stopped at NaN fails within one step.
 _N_STEPS_AFTER = 3
 _N_STEPS_AT_HALF_RATE = 200
+# A spike is a rise by this factor, to at least this part of the first loss: when the loss is close
+# to zero, it varies by more than that in good runs.
 _SPIKE = 3.0
+_SPIKE_OF_FIRST = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,7 +309,8 @@ def _spikes(replayer: Replayer) -> list[str]:
     if not pairs:
         return []
     before, after = max(pairs, key=lambda pair: losses[pair[1]] / max(losses[pair[0]], 1e-30))
-    if losses[after] < _SPIKE * losses[before]:
+    first = next(iter(losses.values()))
+    if losses[after] < max(_SPIKE * losses[before], _SPIKE_OF_FIRST * first):
         return []
     norms = [_norms(replayer, step) for step in (before, after)]
     ratios = {name: norms[1][name] / max(norms[0][name], 1e-30) for name in norms[0]}

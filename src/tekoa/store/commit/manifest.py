@@ -139,8 +139,15 @@ def parse(data: bytes, path: pathlib.Path) -> Manifest:
         format = _NATIVE if layout == _NATIVE_ON_DISK else layout
         digest = hashlib.sha256(data).hexdigest()
         manifest = Manifest(files=files, format=format, digest=digest, **fields)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise errors.DamagedError(f"{path}: the manifest is unreadable: {error}.") from error
+    except (
+        ArithmeticError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as e:
+        raise errors.DamagedError(f"{path}: the manifest is unreadable: {e}.") from e
     if not isinstance(manifest.facts, dict):
         raise errors.DamagedError(f"{path}: the manifest has the facts {manifest.facts!r}.")
     for name in files:

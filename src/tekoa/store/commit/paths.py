@@ -5,6 +5,7 @@ Only `checkpoint_<step>` is a committed step. A step being written is named
 being removed `.trash-<uuid>`. Valid steps that a run was rewound from are in `set_aside-<step>`.
 """
 
+import errno
 import functools
 import itertools
 import logging
@@ -70,6 +71,10 @@ def list_steps(directory: str | os.PathLike[str]) -> list[int]:
                     _warn_once(f"{entry.path}: ignored because it is not a directory.")
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return []
     return sorted(steps)
 
 
@@ -111,12 +116,12 @@ def is_safe_path(path: str) -> bool:
     >>> is_safe_path('a/b'), is_safe_path('/etc'), is_safe_path('a/../../b'), is_safe_path('')
     (True, False, False, False)
     """
-    parts = path.split("/")
-    return (
-        bool(path)
-        and "\0" not in path
-        and all(part not in ("", ".", "..") and len(part.encode()) <= 255 for part in parts)
-    )
+    try:
+        lengths = [len(os.fsencode(part)) for part in path.split("/")]
+    except UnicodeEncodeError:
+        return False
+    is_inside = not {"", ".", ".."} & {*path.split("/")}
+    return is_inside and "\0" not in path and max(lengths) <= 255
 
 
 @functools.lru_cache(maxsize=1 << 16)
