@@ -2,9 +2,11 @@
 
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
+import time
 
 import pytest
 
@@ -130,26 +132,38 @@ def test_everything_resumed_is_exact(run, pair, alone, directory, assert_close):
     assert_close(directory, alone, 40)
 
 
-def test_a_run_of_one_process_resumes_as_two(run, pair, alone, home, assert_close):
-    flags = [*TRAIN, f"--model_dir={home / 'grows'}"]
-    run(*flags, "--max_train_steps=17")
-    both = pair(*flags)
-    assert [process.wait()[0] for process in both] == [0, 0], both[0].output() + both[1].output()
-    line = "Saved on 1 device, now running on data=4 (4 devices) of 2 processes."
-    assert line in both[0].output()
-    assert_close(home / "grows", alone, 40)
+def test_a_run_killed_on_2_1_3_and_2_processes_is_exact(together, alone, home, assert_close):
+    directory = home / "elastic"
+    flags = [*TRAIN, f"--model_dir={directory}", "--valid_batch_size=12"]
+    for n, victim in ((2, 0), (1, 0), (3, 2)):
+        before = newest(directory)
+        group = together(n, *flags, SLOW, timeout=6)
+        group[0].wait_until(has_step(directory, before + 2))
+        group[victim].popen.kill()
+        codes = [process.wait()[0] for process in group]
+        assert codes.pop(victim) == -signal.SIGKILL
+        assert all(code in LOST for code in codes), group[0].output()
+    group = together(2, *flags)
+    assert [process.wait()[0] for process in group] == [0, 0], group[0].output()
+    line = "Saved on data=3 (3 devices) of 3 processes, now running on data=2 (2 devices) of 2"
+    assert line in group[0].output()
+    assert_close(directory, alone, 40)
 
 
 def test_launch_restarts_after_kills_and_ends_exactly(start, alone, home, assert_close):
     directory = home / "restarted"
     two = ["launch", "--processes=2", "--devices=2", "--grace=1", "--max_restarts=3"]
     launcher = start(*two, *TRAIN, f"--model_dir={directory}", SLOW)
-    for victim, step in ((1, 5), (0, 15)):
-        launcher.wait_until(has_step(directory, step))
-        os.kill(children(launcher.popen.pid)[victim], signal.SIGKILL)
+    dice = random.Random(19)
+    for n in range(3):
+        launcher.wait_until(has_step(directory, 10 * n))
+        time.sleep(dice.uniform(0, 1))
+        os.kill(dice.choice(children(launcher.popen.pid)), signal.SIGKILL)
+        launcher.wait_until(
+            lambda n=n: launcher.output().count("tekoa launch: restarting") == n + 1
+        )
     assert launcher.wait()[0] == 0, launcher.output()
-    assert launcher.output().count("tekoa launch: restarting") == 2
-    assert "process 1 failed first, with code 137" in launcher.output()
+    assert launcher.output().count("failed first, with code 137") == 3
     assert_close(directory, alone, 40)
 
 

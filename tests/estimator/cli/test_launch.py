@@ -154,6 +154,13 @@ def test_process_that_outlives_a_failure_is_killed():
     assert time.monotonic() - started < 300
 
 
+def test_processes_that_outlive_a_killed_one_are_killed_soon():
+    started = time.monotonic()
+    killed = "import os; os.kill(os.getpid(), 9)"
+    assert group("import time; time.sleep(600)", killed).wait(grace_seconds=500) == 128 + 9
+    assert time.monotonic() - started < 300
+
+
 def test_signals_reach_all_processes(capfd):
     program = (
         "import signal, sys, time\n"

@@ -37,6 +37,18 @@ def test_a_failure_on_one_process_is_the_same_failure_on_all(on_each):
     assert isinstance(second, errors.LeaseHeldError)
 
 
+def test_a_bug_on_one_process_is_a_lost_process_to_the_others(on_each):
+    def work(group):
+        if group.index == 1:
+            raise KeyError("bug")
+
+    results = on_each(lambda group: together.run_on_all(group, "read", lambda: work(group)), n=3)
+    assert isinstance(results[1], KeyError)
+    for other in (results[0], results[2]):
+        assert str(other) == "read failed on process 1: KeyError: 'bug'"
+        assert other.exit_code == hosts.EXIT_PEER_LOST
+
+
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_damage_in_the_share_of_one_process_is_reported_on_all(
     on_each, tmp_path, monkeypatch, name

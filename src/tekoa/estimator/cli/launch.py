@@ -3,8 +3,8 @@
 Every process runs the same command with its own --process_id, as on a cluster. The standard
 output of process 0, which prints the results, is passed through unchanged; all other lines
 are prefixed with the index of their process. Signals are forwarded to all processes. If one
-process fails, the others exit as well, or are killed after --grace seconds. If the launcher itself
-is killed, so are they.
+process fails, the others exit as well, or are killed after --grace seconds; after two seconds if
+it was killed itself. If the launcher is killed, so are they.
 
 With --max_restarts=N, all processes are started again, up to N times, if one was lost, killed or
 stopped; `train` then resumes from the last checkpoint. It is not done after a signal to the
@@ -16,6 +16,7 @@ Processes that failed only because they lost another one (69) count last.
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import signal
@@ -52,6 +53,8 @@ if hasattr(libc, "prctl"):
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
+# A killed process told nobody: the others would wait until its heartbeat is missed.
+_KILLED_GRACE_SECONDS = 2.0
 # Part of the messages of JAX's CPU collectives, sometimes several on one line.
 _NOISE = b" peer ranks"
 
@@ -210,13 +213,15 @@ class Group:
     def wait(self, *, grace_seconds: float) -> int:
         """Waits for all processes and returns the exit code of the group."""
         failed: list[int] = []
-        deadline = None
+        deadline = math.inf
         while any(process.poll() is None for process in self._processes):
             for index, process in enumerate(self._processes):
-                if process.poll() and index not in failed:
+                code = process.poll()
+                if code and index not in failed:
                     failed.append(index)
-                    deadline = deadline or time.monotonic() + grace_seconds
-            if deadline is not None and time.monotonic() > deadline:
+                    grace = grace_seconds if code > 0 else min(grace_seconds, _KILLED_GRACE_SECONDS)
+                    deadline = min(deadline, time.monotonic() + grace)
+            if time.monotonic() > deadline:
                 self.kill()
             time.sleep(0.05)
         for reader in self._readers:

@@ -3,12 +3,15 @@
 Process 0 learns how each piece of work ended and sends the result to all, so that a failure on one
 process is a failure on all, and all continue with the same values. If a process dies instead, the
 others exit before anything is committed; see `tekoa.hosts`. One process alone is a group of one.
+
+An error with an exit code of its own, such as damage or a usage error, has that code on all. Any
+other is the fault of one process; for the rest it is the loss of that one.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from tekoa.hosts import Hosts
+from tekoa.hosts import EXIT_PEER_LOST, Hosts
 from tekoa.store import errors
 
 
@@ -52,7 +55,7 @@ def _attempt(group: Hosts, work: Callable[[], Any]) -> tuple[dict[str, Any], Exc
     try:
         return {"value": work()}, None
     except Exception as error:
-        kind, code = type(error).__name__, getattr(error, "exit_code", errors.StoreError.exit_code)
+        kind, code = type(error).__name__, getattr(error, "exit_code", EXIT_PEER_LOST)
         return {"error": f"{kind}: {error}", "kind": kind, "code": code, "on": group.index}, error
 
 
