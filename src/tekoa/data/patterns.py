@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tekoa.core import files as core_files
-from tekoa.data.readers import images, lines, records, tables, tfds
+from tekoa.data.readers import lines, records, tables, tfds
 from tekoa.data.readers.base import DataError, Info, RandomAccess, Reader, RowRequest
+from tekoa.data.readers.images import arrays, folders
 from tekoa.data.readers.views import Concatenated
 from tekoa.data.source import Source
 
@@ -23,9 +24,9 @@ def load(pattern: Pattern) -> Source:
 
     Args:
         pattern: A scheme (`digits://split=train`, `idx://DIR/split=train`, `npz://FILE`,
-            `tfds://NAME/split=train`, `dummy://`), a path or glob of .jsonl, .csv, .parquet,
-            .npz, .tfrecord, .array_record or text files, several of them separated by commas,
-            or a list.
+            `images://DIR/size=64`, `tfds://NAME/split=train`, `dummy://`), a path or glob of
+            .jsonl, .csv, .parquet, .npz, .tfrecord, .array_record, image or text files, a
+            directory of images, several of them separated by commas, or a list.
 
     Returns:
         A source of all examples, one file after the other. It is empty for `dummy://`, which
@@ -72,7 +73,8 @@ def filenames(pattern: Pattern) -> list[str]:
 def _expand(piece: str) -> list[str]:
     scheme = _SCHEME.fullmatch(piece)
     if scheme is None:
-        return _match_files(piece, piece)
+        is_folder = Path(piece).is_dir() and folders.has_images(piece)
+        return [f"images://{piece}"] if is_folder else _match_files(piece, piece)
     kind, rest = scheme.groups()
     if kind == "dummy":
         return []
@@ -118,20 +120,21 @@ def _after_scheme(read: Callable[[str], Reader]) -> Callable[[list[str]], list[R
 def _read_digits(rest: str) -> Reader:
     if not rest.startswith("split="):
         raise DataError(f"digits://{rest}: use digits://split=train or digits://split=test.")
-    return images.read_digits(rest.removeprefix("split="))
+    return arrays.read_digits(rest.removeprefix("split="))
 
 
 def _read_idx(rest: str) -> Reader:
     directory, separator, split = rest.rpartition("/split=")
     if not separator:
         raise DataError(f"idx://{rest} must have the form idx://DIR/split=train or .../split=test.")
-    return images.read_idx_split(directory, split)
+    return arrays.read_idx_split(directory, split)
 
 
 _SCHEMES: dict[str, Callable[[list[str]], list[Reader]]] = {
     "digits": _after_scheme(_read_digits),
     "idx": _after_scheme(_read_idx),
-    "npz": _after_scheme(images.read_npz),
+    "images": lambda names: [folders.read_folders([n.partition("://")[2] for n in names])],
+    "npz": _after_scheme(arrays.read_npz),
     "tfds": _after_scheme(tfds.read_tfds),
 }
 
@@ -139,7 +142,8 @@ _ENDINGS: dict[str, Callable[[list[str]], list[Reader]]] = {
     r"\.jsonl$": lambda paths: [lines.LineReader(paths, lines.json_example)],
     r"\.csv$": _one_by_one(tables.read_csv),
     r"\.parquet$": _one_by_one(tables.read_parquet),
-    r"\.npz$": _one_by_one(images.read_npz),
+    r"\.npz$": _one_by_one(arrays.read_npz),
+    folders.ENDINGS: lambda paths: [folders.read_files(paths)],
     rf"\.tfrecords?{_SHARD_OF}$": lambda paths: [records.read_tfrecords(paths)],
     rf"\.array_?record{_SHARD_OF}$": lambda paths: [records.read_array_records(paths)],
     r"$": lambda paths: [lines.LineReader(paths, lines.text_example)],  # Any other file is text.

@@ -2,11 +2,12 @@
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from tekoa.core import messages
 from tekoa.data.batching import permutation, stacking
 from tekoa.data.batching.batches import Batches
 from tekoa.data.batching.order import BatchPlan, Remainder, Shuffle
@@ -74,6 +75,36 @@ class Source:
 
     def _map(self, apply: Callable[..., Any], fn: Callable[..., Any], block_rows: int) -> "Source":
         mapped = views.Mapped(self._reader, functools.partial(apply, fn), block_rows)
+        return Source(mapped, epochs=self._epochs)
+
+    def with_classes(self, classes: Sequence[str], *, unknown: int | None = None) -> "Source":
+        """Returns a source with labels that are numbered by another list of classes.
+
+        For data whose `info.facts` names its classes, such as images in folders: validation
+        data may lack a class of the training data, or be numbered in another order.
+
+        Args:
+            classes: The names of the classes, such as those of the training data.
+            unknown: The label of classes that are not in the list; by default they are an error.
+
+        Raises:
+            DataError: If the data has a class that is not in the list.
+
+        >>> from tekoa import data
+        >>> source = data.load('digits://split=test').with_classes([str(i) for i in range(12)])
+        >>> source.info.n_classes
+        12
+        """
+        own = self.info.facts.get("classes", [])
+        if unknown is None and (others := sorted(set(own) - set(classes))):
+            raise readers.DataError(
+                f"{self._reader.name} has the classes {messages.some_of(others)}, which are not "
+                f"among {messages.some_of(classes)}."
+            )
+        numbers = {name: number for number, name in enumerate(classes)}
+        table = np.array([numbers.get(name, unknown) for name in own], np.int32)
+        renumber = functools.partial(views.apply_to_batch, functools.partial(_renumber, table))
+        mapped = views.Mapped(self._reader, renumber, self._reader.block_rows, classes)
         return Source(mapped, epochs=self._epochs)
 
     def take(self, n: int) -> "Source":
@@ -176,6 +207,10 @@ class Source:
             shard=shard,
         )
         return Batches(self.take(take)._reader, plan, n_workers=workers)
+
+
+def _renumber(table: np.ndarray, batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "label": table[batch["label"]]} if len(table) else batch
 
 
 def _multiply(a: int | None, b: int | None) -> int | None:

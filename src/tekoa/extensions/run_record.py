@@ -45,6 +45,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "starts": list,
     "n_steps": (int, type(None)),
     "scales": dict,
+    "classes": list,
     "step": int,
 }
 

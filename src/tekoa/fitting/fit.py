@@ -127,6 +127,7 @@ def fit(
         valid_data = data_lib.as_dataset(
             validation, inputs=inputs, targets=targets, classes=train_data.classes
         )
+        data_lib.check_images(train_data, valid_data)
     checks = _Checks.of(loss_names.find_loss(loss), metrics, valid_data, best, patience, directory)
     batches, n_steps, every = _plan(
         train_data, steps, epochs, batch_size, seed, shuffle, steps_per_check

@@ -147,6 +147,25 @@ def as_dataset(
     return Dataset(ready=data, split=split, inputs=inputs, targets=targets)
 
 
+def check_images(dataset: Dataset, other: Dataset) -> None:
+    """Checks that images in folders have the size of those in the training data.
+
+    Raises:
+        DataError: If they have another one.
+    """
+    shape, other_shape = (
+        None if source is None else source.info.facts.get("image_shape")
+        for source in (dataset.source, other.source)
+    )
+    if shape is not None and other_shape is not None and shape != other_shape:
+        height, width, channels = shape
+        raise DataError(
+            f"{other.source!r} has images of {other_shape}, but the training data has {shape}: "
+            "height, width, channels. Use the same for both: "
+            f"images://DIR/size={height}x{width}/channels={channels}."
+        )
+
+
 def divide(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Sets a random part of the examples aside for validation.
 
@@ -227,7 +246,10 @@ def _dataset_of_fields(
 def _encode_classes(
     source: Source, targets: Names | None, classes: Sequence[str] | None
 ) -> tuple[Source, Sequence[str] | None]:
-    """Replaces text in the target field by class numbers, in alphabetical order."""
+    """Numbers the classes as in the training data; text is replaced by its class number."""
+    own = source.info.facts.get("classes")
+    if own and targets is not None:
+        return (source, own) if classes is None else (source.with_classes(classes), classes)
     dtype = source.info.dtypes.get(targets) if isinstance(targets, str) else None
     if dtype is None or dtype.kind not in "OUS":
         return source, classes

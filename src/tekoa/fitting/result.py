@@ -70,7 +70,7 @@ class FitResult:
 
     @property
     def classes(self) -> Sequence[str] | None:
-        """The names of the classes if the targets are text: class i is `classes[i]`."""
+        """The names of the classes, if targets are text or folders: class i is `classes[i]`."""
         return self.data.classes
 
     @property
@@ -125,9 +125,11 @@ class FitResult:
         is_named = self.data.inputs is not None and not data_lib.is_arrays(data)
         if not is_named:
             return data_lib.as_dataset(data)
-        return data_lib.as_dataset(
+        dataset = data_lib.as_dataset(
             data, inputs=self.data.inputs, targets=targets, classes=self.data.classes
         )
+        data_lib.check_images(self.data, dataset)
+        return dataset
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes the state as a checkpoint, for `tekoa.load` or to resume from."""

@@ -179,3 +179,25 @@ def test_a_flag_that_a_mode_does_not_use_is_refused(tmp_path, capsys, words, unu
     assert main.main([mode, TINY, f"--model_dir={tmp_path}/run", *flags]) == 2
     assert f"tekoa {mode} does not use {unused}." in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_folders_of_images_are_numbered_as_in_training(tmp_path, capsys):
+    image_lib = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
+    for i, folder in enumerate(["train/a", "train/b", "train/c", "test/c", "test/c", "test/b"]):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        image_lib.fromarray(pixels[i]).save(tmp_path / folder / f"{i}.png")
+    command = ["mnist", f"--model_dir={tmp_path}/run"]
+    patterns = [f"--train_pattern={tmp_path}/train", f"--valid_pattern={tmp_path}/test"]
+    flags = [*patterns, "--train_batch_size=3"]
+    assert main.main(["train", *command, *flags, "--max_train_steps=1"]) == 0
+    capsys.readouterr()
+    # The files of one folder have no label; those of another directory have other classes.
+    assert main.main(["predict", *command, f"--pred_pattern={tmp_path}/test/c/*.png"]) == 0
+    assert main.main(["predict", *command, f"--pred_pattern={tmp_path}/test"]) == 0
+    of_c, of_all = np.split(np.array(capsys.readouterr().out.split(), int), [2])
+    np.testing.assert_array_equal(of_all[1:], of_c)
+    # Without --eval_pattern: the validation data of the run, not the digits of the model.
+    assert main.main(["eval", *command, "--json"]) == 0
+    accuracy = json.loads(capsys.readouterr().out)["test_accuracy"]
+    assert accuracy == pytest.approx(np.mean(of_all == [1, 2, 2]))

@@ -88,22 +88,32 @@ class Mapped:
         base: The reader.
         transform: `transform(request, batch)` returns the new batch; rows are independent.
         block_rows: Best number of rows to transform in one call.
+        classes: The classes of the labels, if the transform changes them.
     """
 
-    def __init__(self, base: Reader, transform: Callable[[RowRequest, Any], Any], block_rows: int):
-        self.base, self._transform = base, transform
+    def __init__(
+        self,
+        base: Reader,
+        transform: Callable[[RowRequest, Any], Any],
+        block_rows: int,
+        classes: Sequence[str] | None = None,
+    ):
+        self.base, self._transform, self._classes = base, transform, classes
         self.is_lazy, self.is_stream = base.is_lazy, base.is_stream
         self.reach, self.anchor, self.resume = base.reach, base.anchor, base.resume
         self.name, self.block_rows = base.name, block_rows
 
     def with_base(self, base: Reader) -> "Mapped":
         """Applies the same transform to another reader."""
-        return Mapped(base, self._transform, self.block_rows)
+        return Mapped(base, self._transform, self.block_rows, self._classes)
 
     @property
     def info(self) -> Info:
         """The base's facts, with the shapes and dtypes of the first mapped example."""
         base = self.base.info
+        if self._classes is not None:
+            facts = {**base.facts, "classes": list(self._classes)}
+            base = dataclasses.replace(base, n_classes=len(self._classes), facts=facts)
         mapped = describe(base.name, self.first())
         is_same = mapped.dtypes.get("image") == base.dtypes.get("image")
         return dataclasses.replace(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import optax
@@ -33,12 +33,14 @@ class TrainParts:
         task: Optimizer, loss and data, or a `Training`.
         optimizer: The optimizer of the task.
         layout: The layout, with the rules of the model file; None for one device.
+        classes: The names of the classes, if the data names them.
     """
 
     model: Any
     task: TrainTask | Training
     optimizer: optax.GradientTransformation
     layout: Layout | None
+    classes: Sequence[str] | None = None
 
     @property
     def training(self) -> Training:

@@ -55,7 +55,11 @@ class ShortProgram:
             reduction=experiment.reduction,
         )
         return TrainParts(
-            model=experiment.model, task=train_task, optimizer=optimizer, layout=layout
+            model=experiment.model,
+            task=train_task,
+            optimizer=optimizer,
+            layout=layout,
+            classes=self._data.source("train").info.facts.get("classes"),
         )
 
     def _optimizer(self, experiment: Experiment) -> optax.GradientTransformation:
@@ -140,8 +144,16 @@ class ShortProgram:
     def _open_source(self, kind: Kind, pattern: str) -> data.Source:
         open_data = getattr(self._run.module, "open_data", None)
         if open_data is None:
-            return data.load(pattern)
-        return data.as_source(open_data(self._run.settings, pattern, train=kind == "train"))
+            source = data.load(pattern)
+        else:
+            is_train = kind == "train"
+            source = data.as_source(open_data(self._run.settings, pattern, train=is_train))
+        classes = self._run.classes
+        if kind == "valid":
+            classes = self._data.source("train").info.facts.get("classes")
+        if classes is None:
+            return source
+        return source.with_classes(classes, unknown=-1 if kind == "pred" else None)
 
     def _passes(self, kind: Kind) -> Reiterable:
         """Returns the data in order, as an iterable that starts over at every pass."""

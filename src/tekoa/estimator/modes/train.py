@@ -116,6 +116,7 @@ def _record_start(run: runs.Run, seed: int, parts: TrainParts, loop: train.Train
         n_steps=loop.n_steps,
         scales=transform.scales_of(parts.optimizer, loop.state.params),
         optimizer=loop.facts.get("optimizer"),
+        classes=parts.classes,
     )
     if changes:
         lines = "\n  ".join(changes)

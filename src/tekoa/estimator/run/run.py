@@ -8,7 +8,7 @@ import pathlib
 import random
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tekoa import hosts
@@ -43,12 +43,14 @@ class Run:
         module: The model file.
         settings: The config of the model for this run.
         model_dir: The directory of the run, as an absolute path.
+        classes: The names of the classes with which the run was trained, if they are known.
     """
 
     config: RunConfig
     module: types.ModuleType
     settings: Any
     model_dir: pathlib.Path
+    classes: Sequence[str] | None = None
 
 
 def open_run(config: RunConfig, *, as_trained: bool = False) -> Run:
@@ -72,8 +74,9 @@ def open_run(config: RunConfig, *, as_trained: bool = False) -> Run:
         model_dir=config.model_dir or str(pathlib.Path("runs", module.__name__.rpartition(".")[2])),
     )
     model_dir = files.local_path(config.model_dir or "").absolute()
-    if as_trained:
-        config = _with_trained_settings(config, module, model_dir)
+    trained = _trained_facts(config, module, model_dir) if as_trained else {}
+    if trained:
+        config = _with_trained_settings(config, trained)
     config_module = modules.load_module(config.module_config) if config.module_config else module
     if not hasattr(config_module, "get_config"):
         raise UsageError(f"{config_module.__name__} has no function get_config().")
@@ -82,13 +85,14 @@ def open_run(config: RunConfig, *, as_trained: bool = False) -> Run:
         module=module,
         settings=apply_overrides(config_module.get_config(), config.overrides),
         model_dir=model_dir,
+        classes=trained.get("classes"),
     )
 
 
-def _with_trained_settings(
+def _trained_facts(
     config: RunConfig, module: types.ModuleType, model_dir: pathlib.Path
-) -> RunConfig:
-    """Adds the settings with which the run was trained, and prints them."""
+) -> dict[str, Any]:
+    """Returns the record of the run to evaluate; empty if it is of another model."""
     path = config.checkpoint_path
     start = model_dir if path is None else files.local_path(path).absolute()
     if start.is_file():
@@ -96,8 +100,11 @@ def _with_trained_settings(
     # A best checkpoint is three levels below the directory of its run.
     candidates = [start, *start.parents[:4]] if path is not None else [start]
     facts = next(filter(None, map(read_facts, candidates)), {})
-    if facts.get("model") != module.__name__:
-        return config
+    return facts if facts.get("model") == module.__name__ else {}
+
+
+def _with_trained_settings(config: RunConfig, facts: Mapping[str, Any]) -> RunConfig:
+    """Adds the settings with which the run was trained, and prints them."""
     flags = facts.get("flags", {})
     trained = {
         name: text
@@ -211,6 +218,7 @@ def start_training(
     n_steps: int | None = None,
     scales: Mapping[str, float] | None = None,
     optimizer: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> list[str]:
     """Adds this start to `run.json` and removes the end mark.
 
@@ -224,6 +232,7 @@ def start_training(
         n_steps: The last step of the training, if known.
         scales: The scales of Amos or sphere, by parameter.
         optimizer: What was chosen, if the optimizer was given by name.
+        classes: The names of the classes, if the data names them.
 
     Returns:
         What has changed since the previous start, one line per setting.
@@ -236,6 +245,8 @@ def start_training(
     facts = {**_facts(run, seed), "n_steps": n_steps, "scales": dict(scales or {})}
     if optimizer:
         facts["optimizer"] = {k: v for k, v in optimizer.items() if k != "eta"}
+    if classes:
+        facts["classes"] = list(classes)
     with _writing(run.model_dir):
         run_record.remove_end(run.model_dir)
         before, after = run_record.write_start(

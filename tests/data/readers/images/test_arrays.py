@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tekoa import data
-from tekoa.data.readers import images
+from tekoa.data.readers.images import arrays
 
 
 def write_idx(path, array):
@@ -83,7 +83,7 @@ def test_idx_files_are_read_with_and_without_gzip(family):
 def test_all_idx_types_are_read(tmp_path, dtype):
     array = np.arange(24).reshape(2, 3, 4).astype(dtype)
     write_idx(tmp_path / "a-idx", array)
-    read = images.read_idx(tmp_path / "a-idx")
+    read = arrays.read_idx(tmp_path / "a-idx")
     assert read.dtype == array.dtype
     np.testing.assert_array_equal(read, array)
 
@@ -102,7 +102,7 @@ def test_invalid_idx_file_raises(tmp_path, content, message):
     path = tmp_path / "bad-idx"
     path.write_bytes(content)
     with pytest.raises(data.DataError, match=message):
-        images.read_idx(path)
+        arrays.read_idx(path)
 
 
 def test_images_and_labels_must_agree(family):

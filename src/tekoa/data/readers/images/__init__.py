@@ -1,0 +1,1 @@
+"""Images: arrays of them in one file, and one file per image."""
