@@ -11,13 +11,13 @@ from tekoa.bridges.functions import model_fns
 from tekoa.core import step as steps
 from tekoa.loop.checkpoint import Summary
 
-FNS = model_fns({"w": jnp.ones((2, 2))}, lambda p, x: x @ p["w"])
-
 
 @pytest.fixture
 def summary():
     """`summary(step, eval={"loss": 1.0})` -> a summary of that step."""
-    state = steps.init_state(FNS, optax.adam(0.1), jax.random.key(0), inputs=(jnp.ones((1, 2)),))
+    # Not made at import: pytest may import this file before it sets the number of devices.
+    fns = model_fns({"w": jnp.ones((2, 2))}, lambda p, x: x @ p["w"])
+    state = steps.init_state(fns, optax.adam(0.1), jax.random.key(0), inputs=(jnp.ones((1, 2)),))
 
     def make(step=1, *, n_completed_steps=1, elapsed_time=0.5, **metrics):
         return Summary(
@@ -33,5 +33,5 @@ def summary():
             metrics=metrics,
         )
 
-    make.params = types.SimpleNamespace(fns=FNS, state=state)
+    make.params = types.SimpleNamespace(fns=fns, state=state)
     return make

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from support import hostile
 from tekoa.extensions.metrics_file import MetricsFile, read_metrics_file
 
 
@@ -36,6 +37,30 @@ def test_after_a_roll_back_each_step_is_there_once(tmp_path, summary):
     second(at(summary, 2, loss=7.0))
     second.close()
     assert [(row["step"], row["eval/loss"]) for row in lines(path)] == [(1, 1.0), (2, 7.0)]
+
+
+def test_a_loop_that_returns_to_an_earlier_step_replaces_its_lines(tmp_path, summary):
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsFile(path)
+    for step, loss in ((1, 1.0), (2, 1.0), (3, 1.0), (2, 7.0), (2, 8.0)):
+        writer(at(summary, step, loss=loss))
+    writer.close()
+    assert [(row["step"], row["eval/loss"]) for row in lines(path)] == [(1, 1.0), (2, 8.0)]
+    assert writer.rows == lines(path)
+
+
+@pytest.mark.parametrize("kind", [*hostile.IRREGULAR, "sparse", "deep"])
+def test_what_is_not_a_metrics_file_is_refused_in_bounded_memory(tmp_path, kind):
+    path = tmp_path / "metrics.jsonl"
+    if kind == "deep":
+        path.write_bytes(b"[" * 100_000 + b"\n\n")
+    else:
+        {**hostile.IRREGULAR, "sparse": hostile.sparse}[kind](path)
+    if kind == "dangling link":
+        assert read_metrics_file(path) == []
+        return
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.*Move it away"):
+        read_metrics_file(path)
 
 
 def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path, summary):

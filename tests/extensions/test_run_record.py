@@ -24,7 +24,7 @@ def test_every_start_is_kept(tmp_path):
     assert [start["step"] for start in record["starts"]] == [0, 10, 20]
     assert first["settings"] == {"rate": 1.0}
     assert first["model"] == "m"
-    assert sorted(second) == ["command", "step", "time"]
+    assert sorted(second) == ["command", "id", "step", "time"]
     assert third["settings"] == {"rate": 5.0}
     assert "model" not in third
 

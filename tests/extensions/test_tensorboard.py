@@ -62,7 +62,7 @@ def test_the_call_of_the_original_guide_works(tmp_path, summary):
 
 def test_a_loop_that_returns_to_an_earlier_step_replaces_its_points(tmp_path, summary):
     writer = run(tmp_path, summary, [1, 2, 3], 1.0)
-    for step in (2, 3):
+    for step in (2, 3, 3):
         writer(summary(step, train={"loss": 5.0}))
     writer.close()
     assert events.read_points(tmp_path)["train/loss"] == [(1, 1.0), (2, 5.0), (3, 5.0)]

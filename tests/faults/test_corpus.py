@@ -146,6 +146,19 @@ def test_sparse_file_is_one_message(tmp_path, bounded, name):
         load(str(tmp_path / name))
 
 
+def test_array_record_file_damaged_behind_its_first_record_is_one_message(tmp_path):
+    module = pytest.importorskip("array_record.python.array_record_module")
+    path = tmp_path / "a.array_record"
+    writer = module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for record in (b"first", b"second", b"third"):
+        writer.write(record)
+    writer.close()
+    path.write_bytes(path.read_bytes().replace(b"second", b"zecond"))
+    source = data.load(str(path))
+    with pytest.raises(data.DataError, match=r"a\.array_record: cannot read the records 1"):
+        source[1]
+
+
 @pytest.mark.parametrize("name", [*CORPUS, "a.txt"])
 @pytest.mark.parametrize("kind", hostile.IRREGULAR)
 def test_what_is_not_a_file_is_one_message(tmp_path, name, kind):

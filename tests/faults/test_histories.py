@@ -115,6 +115,8 @@ class History:
         patch.setattr(tensorboard, "time", clock)
         # The score of every commit, and those that were measured.
         self.scores, self.measured = {}, []
+        # The step from which each start resumed, in order, and the start of every commit.
+        self.resumed_from, self.starts = {}, {}
 
     def go_on(self, n_actions):
         for _ in range(n_actions):
@@ -145,9 +147,11 @@ class History:
         self.clock += 1
         # Float32 holds it exactly, and equal scores are frequent.
         score = self.random.randint(-8, 8) / 4
+        self.resumed_from.setdefault(self.trainer.start, self.trainer.step)
         self.trainer.train(self.random.randint(1, 2), score)
         path = paths.step_dir(self.directory, self.trainer.step)
-        self.scores[identity.commit_id(path).digest] = score
+        digest = identity.commit_id(path).digest
+        self.scores[digest], self.starts[digest] = score, self.trainer.start
 
     def end(self):
         if self.trainer is not None:
@@ -213,6 +217,9 @@ class History:
         assert shown == [(point.step, point.value) for point in curve]
         for point in curve:
             assert point.value == self.scores[point.commit]
+            starts = list(self.resumed_from)
+            later = starts[starts.index(self.starts[point.commit]) + 1 :]
+            assert all(self.resumed_from[start] >= point.step for start in later)
         # What is there to be read has its own point.
         by_step = {point.step: point.commit for point in curve}
         for info in store.inspect(self.directory):
@@ -253,9 +260,13 @@ class History:
     def check_points_of_the_trainer(self):
         shown = read_points(self.directory / "train", "train/score")
         assert [step for step, _ in shown] == sorted({step for step, _ in shown})
+        curve = read_curves(self.directory / "train").get("train/score", [])
+        starts = {point.step: point.commit for point in curve}
         for info in store.inspect(self.directory) if self.steps else []:
             if not info.problem:
                 assert dict(shown)[info.step] == score_of(self.directory, info.step)
+                commit = identity.commit_id(paths.step_dir(self.directory, info.step))
+                assert starts[info.step] == f"start:{commit.start}"
 
 
 def read_points(directory, tag):

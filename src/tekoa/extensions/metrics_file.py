@@ -1,7 +1,8 @@
 """MetricsFile: writes the metrics of every checkpoint as JSON lines.
 
 A line is one object: `{"step": 100, "seconds": 1.5, "train/loss": 0.3, ...}`. Each step is there
-once, also after kills and resumes: when training resumes from step n, lines after n are dropped.
+once, also after kills and resumes: when training resumes from step n, lines after n are dropped, by
+the first checkpoint at the latest.
 NaN and infinity are null, as JSON has no such numbers.
 
 Lines are written in the background; see `outbox.py`. A full disk does not stop training: lines are
@@ -16,12 +17,15 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from tekoa import hosts
+from tekoa.core import files
 from tekoa.extensions import outbox
 from tekoa.extensions.checkpoint_files import flat_metrics
 from tekoa.loop.checkpoint import Checkpoint
 from tekoa.store.commit import durable
 
 FILE_NAME = "metrics.jsonl"
+_MAX_LINE_BYTES = 2**22
+_ADVICE = "Move it away to continue without the earlier metrics."
 
 
 class MetricsFile:
@@ -40,26 +44,30 @@ class MetricsFile:
         self._path = pathlib.Path(path)
         self._is_writer = hosts.current().is_writer
         self._outbox: outbox.Outbox | None = None
-        self._is_open = False
+        self._step: int | None = None
         self.rows: list[dict[str, Any]] = read_metrics_file(self._path)
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Writes the line of one checkpoint, in process 0 only."""
         row = row_of(checkpoint)
-        if not self._is_open:
-            self._open(checkpoint.step - max(1, checkpoint.n_completed_steps))
+        # At the start, and when a loop in this process returns to an earlier step.
+        if self._step is None or checkpoint.step <= self._step:
+            self.discard_after(checkpoint.step - max(1, checkpoint.n_completed_steps))
+        self._step = checkpoint.step
         self.rows.append(row)
-        if self._outbox is not None:
-            self._outbox.put([row])
+        self._put([row])
         return checkpoint
 
-    def _open(self, step: int) -> None:
-        """Starts to write, after the lines up to a step."""
-        self._is_open = True
+    def discard_after(self, step: int) -> None:
+        """Drops the lines of later steps: training has returned to this one."""
         self.rows = [row for row in self.rows if row["step"] <= step]
-        if self._is_writer:
-            lines = _Lines(self._path, self.rows)
-            self._outbox = outbox.Outbox(lines, name=str(self._path))
+        self._put([_Contents(self.rows)])
+
+    def _put(self, records: Sequence[Any]) -> None:
+        if self._is_writer and self._outbox is None:
+            self._outbox = outbox.Outbox(_Lines(self._path), name=str(self._path))
+        if self._outbox is not None:
+            self._outbox.put(records)
 
     def close(self) -> None:
         """Writes the remaining lines and closes the file."""
@@ -68,22 +76,31 @@ class MetricsFile:
             self._outbox = None
 
 
-class _Lines:
-    """The file as a sink of an `Outbox`; the first write replaces its earlier contents."""
+class _Contents:
+    """A record that replaces all lines of the file by others."""
 
-    def __init__(self, path: pathlib.Path, earlier: Sequence[dict[str, Any]]):
-        self._path, self._earlier = path, list(earlier)
+    def __init__(self, rows: Sequence[dict[str, Any]]):
+        self.rows = list(rows)
+
+
+class _Lines:
+    """The file as a sink of an `Outbox`; the first record replaces its earlier contents."""
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
         self._file: BinaryIO | None = None
         self._n_bytes = 0
 
-    def write(self, records: Sequence[dict[str, Any]]) -> None:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            durable.replace(self._path, _encode(self._earlier))
-            # Unbuffered: what was written survives the end of the process.
-            self._file = self._path.open("r+b", buffering=0)
-            self._n_bytes = self._file.seek(0, os.SEEK_END)
-        data = memoryview(_encode(records))
+    def write(self, records: Sequence[dict[str, Any] | _Contents]) -> None:
+        rows: list[dict[str, Any]] = []
+        for record in records:
+            if isinstance(record, _Contents):
+                self._replace(record.rows)
+                rows.clear()
+            else:
+                rows.append(record)
+        assert self._file is not None
+        data = memoryview(_encode(rows))
         # A failed attempt may have left a part of its lines.
         self._file.truncate(self._n_bytes)
         self._file.seek(self._n_bytes)
@@ -91,6 +108,14 @@ class _Lines:
         while n_written < len(data):
             n_written += self._file.write(data[n_written:])
         self._n_bytes += n_written
+
+    def _replace(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.close()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        durable.replace(self._path, _encode(rows))
+        # Unbuffered: what was written survives the end of the process.
+        self._file = self._path.open("r+b", buffering=0)
+        self._n_bytes = self._file.seek(0, os.SEEK_END)
 
     def sync(self) -> None:
         if self._file is not None:
@@ -117,24 +142,32 @@ def read_metrics_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the lines of a metrics file; the last one is left out if a kill cut it off.
 
     Raises:
-        ValueError: If another line is not a JSON object with a step.
+        ValueError: If it is not a file, or if another line is not a JSON object with a step.
     """
-    try:
-        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
     rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row["step"], int):
-                raise TypeError
-        except (ValueError, TypeError, KeyError):
-            if number == len(lines):
-                break
-            raise ValueError(
-                f"{path}, line {number}, is not a JSON object with a 'step': {line[:60]!r}. Move "
-                "the file away to continue without the earlier metrics."
-            ) from None
-        rows.append(row)
+    try:
+        with files.open_regular(path, follow_links=True) as file:
+            # A line of any length would fill the memory.
+            while line := file.readline(_MAX_LINE_BYTES):
+                row = _parse(line)
+                if row is not None:
+                    rows.append(row)
+                elif file.read(1):
+                    start = line[:60].decode(errors="replace").rstrip()
+                    raise ValueError(
+                        f"{path}, line {len(rows) + 1}, is not a JSON object with a 'step': "
+                        f"{start!r}. {_ADVICE}"
+                    )
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None
     return rows
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+        return row if isinstance(row["step"], int) else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

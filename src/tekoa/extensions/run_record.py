@@ -1,7 +1,8 @@
 """`run.json`: what produced a run, at every start. Imports no JAX.
 
 The top level of the file describes the newest start. `starts` lists all of them, oldest first:
-the first is complete, the others contain the time, the step and the values that have changed.
+the first is complete, the others contain the id, the time, the step and the values that have
+changed. The id is the one in the manifests of the checkpoints that this start writes.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from typing import Any
 import tekoa
 from tekoa.core import files
 from tekoa.store import errors
-from tekoa.store.commit import durable
+from tekoa.store.commit import durable, identity
 
 RUN_FILE = "run.json"
 END_FILE = "train_end.json"
@@ -28,7 +29,7 @@ SOURCE_DIR = "source"
 
 # Reported even if they are not loaded yet.
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "tensorstore")
-_OF_EACH_START = ("time", "step", "command")
+_OF_EACH_START = ("id", "time", "step", "command")
 _GIT_SECONDS = 5.0
 _MAX_BYTES = 2**26
 # Fields that the commands use, and what they must be.
@@ -103,6 +104,7 @@ def write_start(
     before = read(directory / RUN_FILE)
     earlier = before.pop("starts", [before] if before else [])
     start = {
+        "id": identity.start_id(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "step": step,
         "command": list(sys.argv),
@@ -120,6 +122,16 @@ def write_start(
     record = {**start, "starts": [*earlier, changed]}
     durable.replace(directory / RUN_FILE, json.dumps(record, indent=1).encode())
     return before, start
+
+
+def starts_of(record: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Returns the id of every start in a record, and the step at which it began.
+
+    Starts that earlier versions recorded have no id and are left out.
+    """
+    starts = [start for start in record.get("starts", []) if isinstance(start, dict)]
+    named = [(start.get("id"), start.get("step")) for start in starts]
+    return [(id, n) for id, n in named if isinstance(id, str) and id and isinstance(n, int)]
 
 
 def write_end(directory: str | os.PathLike[str], step: int) -> None:

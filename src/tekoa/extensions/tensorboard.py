@@ -8,6 +8,10 @@ a step is committed only after its points are on disk, so that no committed step
 
 Every start writes a mark that makes TensorBoard discard the points of an earlier run after the step
 from which this one resumes. TensorBoard reads event files in the order of their names.
+
+A point names what it belongs to (see `Point.commit`): an evaluated commit by its digest. A point of
+training is written before its step is committed, so it names the start of the program instead:
+together with the step, it is the commit whose manifest names the same start.
 """
 
 import math
@@ -28,9 +32,10 @@ from tekoa.core import files, trees
 from tekoa.core.trees import PyTree
 from tekoa.extensions import outbox
 from tekoa.loop.checkpoint import Checkpoint, as_summary
-from tekoa.store.commit import fault_points
+from tekoa.store.commit import fault_points, identity
 
 PREFIX = "events.out.tfevents."
+START = "start:"
 
 _sums_of_squares = jax.jit(trees.sums_of_squares)
 
@@ -52,7 +57,7 @@ class TensorBoardWriter:
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Starts writing the points of one checkpoint."""
         # At the start, and when a loop in this process returns to an earlier step.
-        if self._step is None or checkpoint.step < self._step:
+        if self._step is None or checkpoint.step <= self._step:
             first = checkpoint.step - max(1, checkpoint.n_completed_steps) + 1
             self._writer.discard_from(first)
         self._step = checkpoint.step
@@ -63,8 +68,13 @@ class TensorBoardWriter:
         }
         if self._has_params:
             values |= _root_mean_squares(checkpoint.model_params)
-        self._writer.add(values, checkpoint.step)
+        commit = f"{START}{identity.start_id()}"
+        self._writer.add(values, checkpoint.step, commit=commit)
         return checkpoint
+
+    def discard_after(self, step: int) -> None:
+        """Discards the points of later steps: training has returned to this one."""
+        self._writer.discard_from(step + 1)
 
     def flush(self) -> bool:
         """Waits until all points are on disk; returns whether they are."""
@@ -93,7 +103,8 @@ class Point(NamedTuple):
     value: float
     step: int
     wall_time: float  # Seconds since 1970.
-    commit: str = ""  # Digest of the commit that was measured, if the value belongs to one.
+    # Digest of the commit that was measured; START and `CommitId.start` if it is not made yet.
+    commit: str = ""
 
 
 class Mark(NamedTuple):

@@ -291,7 +291,9 @@ class _Checks:
             return lambda: rows, [*stages, *self._stopping(loop, None), _collect(rows)]
         path = pathlib.Path(directory)
         file = metrics_file.MetricsFile(path / metrics_file.FILE_NAME)
-        closing = [file, tensorboard_lib.TensorBoardWriter(path / "train")]
+        closing: list[Any] = [file, tensorboard_lib.TensorBoardWriter(path / "train")]
+        for writer in closing:
+            writer.discard_after(loop.step)
         if self.best is not None and stages:
             metric, mode = self.best
             closing.append(best_files.BestFileWriter(path, metric, mode=mode, stdout=show_progress))

@@ -14,6 +14,7 @@ from tekoa.estimator.model_file.program import program_of
 from tekoa.estimator.modes import watch
 from tekoa.estimator.report.events import read_curves
 from tekoa.estimator.run import run
+from tekoa.extensions import run_record
 from tekoa.store import errors
 from tekoa.store.commit import identity, lease, paths
 from tekoa.store.formats import step as step_lib
@@ -125,15 +126,6 @@ def test_unknown_metric_is_a_usage_error_and_nothing_is_recorded(copied):
 
 
 def test_waiting_is_reported_once(tmp_path, capsys):
-    class StopLater(NeverStop):
-        n_polls = 0
-
-        def is_requested(self):
-            self.n_polls += 1
-            return self.n_polls > 20
-
-        is_set = is_requested
-
     waiting = watcher(tmp_path, None, "--check_ckpt_every_secs=0", stop_flag=StopLater())
     waiting.run(ignore)
     assert capsys.readouterr().err.count("Waiting for the next checkpoint") == 1
@@ -182,6 +174,18 @@ def test_later_checkpoints_compile_nothing_and_open_no_data(tmp_path, arguments)
     assert n_opens == (original is not None)
 
 
+class StopLater(NeverStop):
+    """Stops an evaluator that has waited for a while."""
+
+    n_polls = 0
+
+    def is_requested(self):
+        self.n_polls += 1
+        return self.n_polls > 20
+
+    is_set = is_requested
+
+
 class History:
     """A run directory, written step by step; the value of a step is what evaluation returns."""
 
@@ -193,6 +197,7 @@ class History:
     def start(self, monkeypatch, name, parent=None):
         """Starts a program anew, resuming from a step."""
         monkeypatch.setattr(identity, "start_id", lambda: name)
+        run_record.write_start(self.directory, {}, step=parent or 0)
         self._parent = ""
         if parent is not None:
             path = paths.step_dir(self.directory, parent)
@@ -239,6 +244,51 @@ def test_a_step_made_again_is_evaluated_again_and_replaces_its_point(history, mo
     (point, latest) = read_curves(history.directory / "eval")["eval/a"]
     assert point.commit == identity.commit_id(history.directory / "checkpoint_10").digest
     assert latest.commit == identity.commit_id(history.directory / "checkpoint_20").digest
+
+
+def test_points_that_training_has_left_are_superseded_before_there_are_new_ones(
+    history, monkeypatch, capsys
+):
+    history.start(monkeypatch, "first")
+    for step, value in ((10, 1.0), (20, 5.0), (30, 6.0)):
+        history.save(step, value)
+    history.watch()
+    for step in (20, 30):
+        shutil.rmtree(history.directory / f"checkpoint_{step}")
+    history.start(monkeypatch, "second", parent=10)
+    (history.directory / "train_end.json").unlink()
+    flags = ["--max_train_steps=30", "--check_ckpt_every_secs=0"]
+    watcher(history.directory, None, *flags, stop_flag=StopLater()).run(ignore)
+    captured = capsys.readouterr()
+    line = "Training has returned to step 10: the evaluations of the steps 20, 30 are superseded.\n"
+    assert captured.out == line
+    # Step 30 is to be made again.
+    assert "Waiting for the next checkpoint" in captured.err
+    assert events.read_points(history.directory / "eval") == {"eval/a": [(10, 1.0)]}
+    # The new history passes step 20 without a checkpoint.
+    history.save(40, 7.0)
+    shutil.rmtree(history.directory / "checkpoint_10")
+    history.watch()
+    expected = [(10, 1.0), (40, 7.0)]
+    assert events.read_points(history.directory / "eval")["eval/a"] == expected
+
+
+def test_a_step_that_training_leaves_during_its_evaluation_has_no_point(history, monkeypatch):
+    history.start(monkeypatch, "first")
+    for step in (10, 20, 30):
+        history.save(step, step)
+    evaluated = []
+
+    def evaluate(path, stop_flag):
+        evaluated.append(path)
+        if len(evaluated) == 3:
+            history.start(monkeypatch, "second", parent=10)
+        return {"a": 1.0}
+
+    (history.directory / "train_end.json").write_text('{"step": 0}')
+    watcher(history.directory, evaluate).run(ignore)
+    assert events.read_points(history.directory / "eval") == {"eval/a": [(10, 1.0)]}
+    assert len(evaluated) == 3
 
 
 def test_the_best_of_an_abandoned_history_stays_with_its_own_model(history, monkeypatch):

@@ -129,14 +129,27 @@ def losses(run):
     return {step: np.float32(metrics[step]["train/loss"]) for step in steps}
 
 
+def metrics(run):
+    """Returns the lines of metrics.jsonl by step; each step must be there once."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(set(steps))
+    return dict(zip(steps, rows, strict=True))
+
+
 def test_a_run_that_resumes_from_an_older_step_replaces_its_points(run):
     before = losses(run)
     for step in (10, 15):  # As if they had been lost.
         shutil.rmtree(paths.step_dir(run, step))
+    # They are discarded at the start, before there are new ones.
+    assert train(run, 5) == 0
+    assert [step for step, _ in events.read_points(run / "train")["train/loss"]] == [5]
+    assert list(metrics(run)) == [0, 5]
     assert train(run, 20, "--module_config.rate=0.1", "--check_every_steps=4") == 0
     points = events.read_points(run / "train")["train/loss"]
     assert [step for step, _ in points] == [5, 8, 12, 16, 20]
     assert dict(points) == losses(run)
+    assert {n: np.float32(x["train/loss"]) for n, x in metrics(run).items() if n} == losses(run)
     assert losses(run)[5] == before[5]
 
 

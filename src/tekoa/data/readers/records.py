@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tekoa.core import messages
 from tekoa.data.readers import files, tfrecord
 from tekoa.data.readers.base import DataError, Example, Reader
 from tekoa.data.readers.memory import SequenceReader
@@ -25,11 +26,32 @@ def read_array_records(paths: Sequence[str]) -> Reader:
     for path in paths:
         files.check_readable(path)
     try:
-        records = grain.sources.ArrayRecordDataSource(list(paths))
+        source = grain.sources.ArrayRecordDataSource(list(paths))
+        records = _ArrayRecords(source, files.names(paths))
         first = records[0] if len(records) else b""
     except Exception as error:  # The library raises RuntimeError and others.
         raise DataError(f"Cannot read {files.names(paths)} as array_record: {error}.") from None
     return SequenceReader(records, f"records of {files.names(paths)}", _decoder(first))
+
+
+class _ArrayRecords:
+    """Records of array_record files; damage shows only when the damaged part is read."""
+
+    def __init__(self, source: Any, name: str):
+        self._source, self._name = source, name
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, row: int) -> bytes:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> Sequence[bytes]:
+        try:
+            return self._source.__getitems__(rows)
+        except Exception as error:  # As above.
+            shown = messages.some_of(rows)
+            raise DataError(f"{self._name}: cannot read the records {shown}: {error}.") from None
 
 
 def read_tfrecords(paths: Sequence[str]) -> Reader:

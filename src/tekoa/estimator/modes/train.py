@@ -249,9 +249,11 @@ def _stages(
         yield check_log.log_check
     if run.config.json:
         yield check_log.print_check_as_json
-    writer = tensorboard.SummaryWriter(runs.subdirectory(run, "train"), params=True)
-    yield stack.enter_context(contextlib.closing(writer))
-    yield stack.enter_context(contextlib.closing(_metrics_file(run)))
+    points = tensorboard.SummaryWriter(runs.subdirectory(run, "train"), params=True)
+    for writer in (points, _metrics_file(run)):
+        # What an earlier start wrote after this step belongs to a history that is not continued.
+        writer.discard_after(loop.step)
+        yield stack.enter_context(contextlib.closing(writer))
 
 
 def _metrics_file(run: runs.Run) -> metrics_file.MetricsFile:

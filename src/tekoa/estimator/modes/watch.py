@@ -1,7 +1,8 @@
 """`tekoa eval_wait`: evaluates every checkpoint of a training run once, oldest first.
 
 A checkpoint is known by the identity of its commit, not by its number: if training returns to an
-earlier step and makes later steps again, they are evaluated again. An evaluation is recorded in
+earlier step and makes later steps again, they are evaluated again, and the evaluations of the old
+ones are superseded once `run.json` says that training has returned. An evaluation is recorded in
 `evaluations.jsonl` once the checkpoint is copied, if it is the best. Points in TensorBoard follow
 from the record. An evaluator that is killed and restarted completes what is missing.
 """
@@ -17,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from tekoa import hosts
-from tekoa.core import files
+from tekoa.core import files, messages
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.report import events
 from tekoa.estimator.run import run as runs
 from tekoa.estimator.run.evaluations import Evaluation, Evaluations
-from tekoa.extensions import tensorboard
+from tekoa.extensions import run_record, tensorboard
 from tekoa.store import errors
 from tekoa.store.commit import durable, identity, lease, paths, together
 from tekoa.store.commit.identity import CommitId
@@ -36,6 +37,8 @@ RECORD = "evaluations.jsonl"
 _TAKEN = ("train", "save", "profile")
 # How long processes wait before they poll for signals together.
 _MAX_SLEEP_SECONDS = 2.0
+# Longer lists of steps would fill the screen.
+_N_NAMED = 12
 _UNREADABLE = CommitId(digest="unreadable")
 
 Evaluate = Callable[[str, Any], dict[str, float]]
@@ -73,6 +76,7 @@ class Watcher:
         self._group = hosts.current()
         self._failed: set[tuple[int, str]] = set()
         self._commits: dict[int, tuple[tuple[int, int], CommitId]] = {}
+        self._starts: list[tuple[str, int]] = []
         self._has_evaluated = self._has_waited = False
         self._next_check = 0.0
         self._lease: lease.Lease | None = None
@@ -97,7 +101,23 @@ class Watcher:
             best.repair()
         curves = events.read_curves(self._eval_dir)
         self._import_note(curves)
+        self._supersede()
         self._repair_points(curves)
+
+    def _supersede(self) -> int | None:
+        """Supersedes the evaluations of steps that training has left; returns the first of them."""
+        starts = run_record.starts_of(runs.read_facts(self._model_dir))
+        if starts == self._starts:
+            return None
+        self._starts = starts
+        steps = self._evaluations.follow(starts)
+        if steps:
+            print(
+                f"Training has returned to step {starts[-1][1]}: the evaluations of the steps "
+                f"{messages.some_of(steps, _N_NAMED)} are superseded.",
+                flush=True,
+            )
+        return min(steps, default=None)
 
     def _import_note(self, curves: events.Curves) -> None:
         """Records the evaluations of an earlier version, which noted only the last step."""
@@ -190,6 +210,10 @@ class Watcher:
         if time.monotonic() < self._next_check:
             self._sleep()
             return None, False
+        superseded = self._supersede()
+        if superseded is not None:
+            self._show(from_step=superseded)
+            self._points.flush()
         # Checked before listing: a step written before the end mark is then in the list.
         has_ended = self._has_ended()
         steps = paths.list_steps(self._model_dir)
@@ -263,7 +287,9 @@ class Watcher:
         last = max((evaluation.step for evaluation in self._evaluations.current), default=-1)
         evaluation = Evaluation(step=step, commit=commit, metrics=metrics, wall_time=time.time())
         first = self._evaluations.append(evaluation)
-        if first > last:
+        if first is None:
+            pass  # Training has left this step meanwhile.
+        elif first > last:
             values = {f"{self._label}/{name}": value for name, value in metrics.items()}
             self._points.add(values, step, commit=commit.digest, wall_time=evaluation.wall_time)
         else:

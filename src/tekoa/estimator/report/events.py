@@ -24,7 +24,7 @@ class Point(NamedTuple):
     wall_time: float  # Seconds since 1970.
     value: float
     start: int  # Index of the file; every start of the program writes a new one.
-    commit: str = ""  # Digest of the checkpoint that was evaluated, if known.
+    commit: str = ""  # As in `extensions/tensorboard.py:Point`.
 
 
 Curves = dict[str, list[Point]]

@@ -4,7 +4,8 @@ A file with one line of JSON per evaluation, in the order in which they were mad
 else, such as points in TensorBoard, can be written again from it.
 
 Step numbers repeat. If training returns to an earlier step and makes later steps again, these
-are other commits, and the evaluations of the old ones are superseded.
+are other commits, and the evaluations of the old ones are superseded: as soon as `run.json` has the
+new start, or else with its first commit that is evaluated.
 """
 
 import dataclasses
@@ -12,6 +13,8 @@ import json
 import logging
 import os
 import pathlib
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from tekoa.core import files
@@ -19,6 +22,7 @@ from tekoa.store.commit import durable
 from tekoa.store.commit.identity import CommitId
 
 _log = logging.getLogger("tekoa")
+_NEVER = sys.maxsize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,34 +73,51 @@ class Evaluations:
 
     def __init__(self, path: pathlib.Path):
         self._path = path
-        self._last: dict[int, Evaluation] = {}
-        self._current: dict[int, Evaluation] = {}
-        self._steps_of: dict[str, int] = {}
-        self._starts: set[str] = set()
+        self._all: list[Evaluation] = []
+        self._ends: dict[str, int] = {}
         self._is_complete = True
         for line in _read_lines(path):
             try:
-                self._apply(Evaluation.from_json(line))
+                self._all.append(Evaluation.from_json(line))
             except ValueError as error:
                 # The last line of a killed evaluator; its step is evaluated again.
                 _log.warning("%s: ignored the line %r: %s", path, line[:60], error)
                 self._is_complete = line.endswith("\n")
+        self._apply_all()
 
     @property
     def current(self) -> list[Evaluation]:
         """The evaluations that are not superseded, lowest step first."""
         return [self._current[step] for step in sorted(self._current)]
 
+    def follow(self, starts: Sequence[tuple[str, int]]) -> list[int]:
+        """Supersedes what a start of training evaluated after a step to which a later one returned.
+
+        Args:
+            starts: The id of each start, oldest first, and the step at which it began.
+
+        Returns:
+            The steps whose evaluations changed, lowest first.
+        """
+        before, self._ends = self._current, {}
+        for n, (start, _) in enumerate(starts):
+            later = [step for other, step in starts[n + 1 :] if other != start]
+            self._ends[start] = min(later, default=_NEVER)
+        self._apply_all()
+        steps = {*before, *self._current}
+        return sorted(n for n in steps if before.get(n) is not self._current.get(n))
+
     def is_new(self, step: int, commit: CommitId) -> bool:
         """Returns whether a commit is still to be evaluated."""
         last = self._last.get(step)
         return last is None or last.commit.digest not in ("", commit.digest)
 
-    def append(self, *evaluations: Evaluation) -> int:
+    def append(self, *evaluations: Evaluation) -> int | None:
         """Records evaluations durably.
 
         Returns:
-            The first step from which the evaluations shown before are out of date.
+            The first step from which the evaluations shown before are out of date; None if all
+            of them are still current, because training has left the history of the new ones.
         """
         data = "".join(evaluation.to_json() for evaluation in evaluations)
         prefix = "" if self._is_complete else "\n"
@@ -107,11 +128,24 @@ class Evaluations:
             os.fsync(file.fileno())
         self._is_complete = True
         durable.fsync(self._path.parent)
-        return min(self._apply(evaluation) for evaluation in evaluations)
+        self._all += evaluations
+        changed = [self._apply(evaluation) for evaluation in evaluations]
+        return min((step for step in changed if step is not None), default=None)
 
-    def _apply(self, new: Evaluation) -> int:
+    def _apply_all(self) -> None:
+        self._last: dict[int, Evaluation] = {}
+        self._current: dict[int, Evaluation] = {}
+        self._steps_of: dict[str, int] = {}
+        self._starts: set[str] = set()
+        for evaluation in self._all:
+            self._apply(evaluation)
+
+    def _apply(self, new: Evaluation) -> int | None:
         """Adds an evaluation; returns the first step whose evaluations changed."""
         step, commit = new.step, new.commit
+        if step > self._ends.get(commit.start, _NEVER):
+            self._last[step] = new
+            return None
         first = step if step in self._current else None
         if commit.start and commit.start not in self._starts:
             # A start of the program goes on from its parent: what others made later is replaced.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from tekoa import hosts
 from tekoa.core import files
-from tekoa.extensions import run_record, tensorboard
+from tekoa.extensions import run_record
 from tekoa.store import errors
 from tekoa.store.commit import durable, identity, paths, together
 from tekoa.store.formats import step as step_lib
@@ -53,8 +53,8 @@ def describe_done(model_dir: pathlib.Path, requested: str) -> str:
 def rewind(checkpoint_store: Store, path: pathlib.Path, requested: str) -> None:
     """Sets aside the checkpoints after a step, and permanent and best copies of them.
 
-    Their points in TensorBoard are discarded. What was validated after the step is forgotten by
-    early stopping when it resumes, and what was evaluated once the evaluator sees a new checkpoint.
+    Like every start, the one that rewinds discards later points; early stopping forgets later
+    validations, and the evaluator marks later evaluations as superseded.
 
     A program that is killed meanwhile leaves no record: the next start sets aside the others.
 
@@ -89,9 +89,6 @@ def rewind(checkpoint_store: Store, path: pathlib.Path, requested: str) -> None:
         _set_aside(checkpoint_store, newer["own"], requested)
 
     def record() -> None:
-        points = tensorboard.ScalarWriter(model_dir / "train")
-        points.discard_from(newer["step"] + 1)
-        points.close()
         text = json.dumps({"checkpoint_path": _relative(model_dir, requested)})
         durable.replace(model_dir / REWIND_FILE, text.encode())
 
