@@ -52,6 +52,7 @@ from tekoa.extensions.serial import serial as serial
 from tekoa.extensions.serial import when as when
 from tekoa.extensions.tensorboard import SummaryWriter as SummaryWriter
 from tekoa.extensions.tensorboard import TensorBoardWriter as TensorBoardWriter
+from tekoa.extensions.trackers.tracker import Tracker as Tracker
 from tekoa.fitting.fit import fit as fit
 from tekoa.fitting.history import History as History
 from tekoa.fitting.load import load as load
@@ -61,6 +62,9 @@ from tekoa.hosts.signals import stop_flag as stop_flag
 from tekoa.loop.checkpoint import Checkpoint as Checkpoint
 from tekoa.loop.checkpoint import Summary as Summary
 from tekoa.loop.evaluate import EvalLoop as EvalLoop
+from tekoa.loop.media import Histogram as Histogram
+from tekoa.loop.media import Image as Image
+from tekoa.loop.media import Text as Text
 from tekoa.loop.task import EvalTask as EvalTask
 from tekoa.loop.task import TrainTask as TrainTask
 from tekoa.loop.train import TrainLoop as TrainLoop

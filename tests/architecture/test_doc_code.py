@@ -1,16 +1,18 @@
 """The code of the documents runs: every Python block of a page, and every notebook in a short form.
 
 Blocks of a page run one after another with the names of the earlier ones, also those in tabs.
-Code of other libraries, which is shown for comparison, is marked `py` and is not run.
+Code of other libraries, which is shown for comparison, is marked `py` and is not run. A block
+marked `needs="package"` runs where the package is installed.
 """
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import os
 import pathlib
 import re
 import textwrap
+import warnings
 
 import pytest
 
@@ -24,9 +26,13 @@ QUICK = {"checkpoints.md", "data.md", "glossary.md", "hosts.md", "model_files.md
 
 def python_blocks(page):
     blocks = re.findall(
-        r"^( *)```python[^\n]*\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE
+        r"^( *)```python([^\n]*)\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE
     )
-    return [textwrap.dedent(block) for _, block in blocks]
+    return [textwrap.dedent(block) for _, marks, block in blocks if has_packages(marks)]
+
+
+def has_packages(marks):
+    return all(importlib.util.find_spec(name) for name in re.findall(r'needs="(\w+)"', marks))
 
 
 PAGES = [page for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))] if python_blocks(page)]
@@ -50,6 +56,13 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     if page.parent == COOKBOOK and page.name != "index.md":
         # The recipes use the model and the data of the first page.
         blocks = python_blocks(COOKBOOK / "index.md")[:1] + blocks
+    with warnings.catch_warnings():
+        if 'needs="' in page.read_text():
+            warnings.simplefilter("ignore")  # Of the other packages.
+        run_blocks(blocks, page, names)
+
+
+def run_blocks(blocks, page, names):
     for block in blocks:
         exec(compile(block, page.name, "exec"), names)
 

@@ -145,3 +145,18 @@ def test_an_idle_outbox_keeps_no_thread_and_can_be_collected(sink, caplog):
     gc.collect()
     assert reference() is None
     assert not caplog.text
+
+
+def test_held_records_wait_for_a_commit_and_saves_do_not_wait_for_them(sink, tmp_path):
+    box = Outbox(sink, name="sink", held_for=tmp_path)
+    box.put([1, 2])
+    let_go = outbox.release(tmp_path)
+    outbox.release(tmp_path / "another")()
+    box.put([3])
+    barrier(timeout_seconds=TIMEOUT)()
+    assert sink.records == []
+    let_go()
+    assert box._wait_for(2, TIMEOUT)
+    assert sink.records == [1, 2]
+    box.close()
+    assert sink.records == [1, 2, 3]

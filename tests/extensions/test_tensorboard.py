@@ -7,6 +7,7 @@ from support import events
 from tekoa.extensions import outbox, tensorboard
 from tekoa.extensions.checkpoint_files import CheckpointFileWriter
 from tekoa.extensions.tensorboard import SummaryWriter, TensorBoardWriter
+from tekoa.loop.media import Histogram, Image, Text
 from tekoa.store.commit import paths
 
 
@@ -130,3 +131,19 @@ def test_a_full_disk_is_reported_once_and_points_resume(
 
 def store_steps(directory):
     return paths.list_steps(directory / "steps")
+
+
+def test_texts_histograms_and_images_are_read_by_tensorboard(tmp_path, summary):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    writer = TensorBoardWriter(tmp_path)
+    checkpoint = summary(3).with_media("text", Text("Once"))
+    checkpoint = checkpoint.with_media("weights", Histogram([1, 3], [0.0, 0.5, 1.0]))
+    writer(checkpoint.with_media("picture", Image(np.zeros((2, 5, 3)))))
+    writer.close()
+    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
+    (text,) = events.Tensors("text")
+    assert (text.step, text.tensor_proto.string_val[0]) == (3, b"Once")
+    # TensorBoard converts histograms and images to tensors, or keeps them as they are.
+    tags = events.Tags()
+    assert "weights" in [*tags["histograms"], *tags["tensors"]]
+    assert "picture" in [*tags["images"], *tags["tensors"]]

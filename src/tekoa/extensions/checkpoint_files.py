@@ -156,7 +156,8 @@ class CheckpointFileWriter(StoreWriter):
         if self._must_record:
             self._must_record = False
             _record_start(self._store.directory, checkpoint)
-        save(self._store, checkpoint, meta=self.meta)
+        release = outbox.release(self._store.directory)
+        save(self._store, checkpoint, lambda step: release(), meta=self.meta)
         return checkpoint
 
 

@@ -4,12 +4,18 @@ A sink is anything that stores points: event files, JSON lines, a tracking servi
 background thread of its outbox calls it, so a slow, full or broken disk never holds up a
 training step. A checkpoint writer takes a `barrier` when it starts a save: the save's own
 thread then waits until everything put before it is safe, and commits afterwards.
+
+A sink that cannot take records back, such as a tracking service, is `held_for` a directory: its
+records wait until a checkpoint that was started after them is committed there. Saves never wait
+for such a sink.
 """
 
 import atexit
 import collections
 import functools
+import itertools
 import logging
+import pathlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -51,6 +57,8 @@ class Outbox:
         sink: Where the records go.
         name: Names the sink in messages.
         max_pending: Maximum number of records in memory.
+        held_for: Directory of the checkpoints whose commits release the records; None to write
+            them at once.
 
     >>> class Printer:
     ...     def write(self, records): print(*records)
@@ -63,14 +71,22 @@ class Outbox:
     closed
     """
 
-    def __init__(self, sink: Sink, *, name: str, max_pending: int = MAX_PENDING):
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        name: str,
+        max_pending: int = MAX_PENDING,
+        held_for: pathlib.Path | None = None,
+    ):
         self._sink, self._name, self._max_pending = sink, name, max_pending
+        self._held_for = None if held_for is None else held_for.resolve()
         self._changed = threading.Condition()
         self._pending: collections.deque[Any] = collections.deque()
         self._thread: threading.Thread | None = None
         # Records put so far, how many of them are to be synced, and how many are safe (or lost).
         self._n_put = self._n_to_sync = self._n_safe = 0
-        self._n_written = self._n_lost = 0
+        self._n_written = self._n_lost = self._n_released = 0
         self._is_failing = self._is_losing = self._is_closing = self._is_closed = False
         _outboxes.add(self)
         _register_once(_close_all)
@@ -86,6 +102,8 @@ class Outbox:
             if len(records) > n_free:
                 self._report_loss()
             self._n_lost += max(0, len(records) - n_free)
+            if self._held_for is None:
+                self._n_released = self._n_put
             self._work()
 
     def _report_loss(self) -> None:
@@ -105,7 +123,15 @@ class Outbox:
         Returns:
             Whether they are; False if the sink is failing, or does not end in time.
         """
+        self._release(self._n_put)
         return self._wait_for(self._n_put, timeout_seconds)
+
+    def _release(self, n: int) -> None:
+        """Lets the first `n` records be written."""
+        with self._changed:
+            self._n_released = max(self._n_released, n)
+            if not self._is_closed:
+                self._work()
 
     def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Writes what is pending, with one last attempt if the sink is failing, and closes it."""
@@ -113,7 +139,7 @@ class Outbox:
             if self._is_closed:
                 return
             self._is_closed = self._is_closing = True
-            self._n_to_sync = self._n_put
+            self._n_to_sync = self._n_released = self._n_put
             self._work()
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._thread is None, grace_seconds)
@@ -151,7 +177,7 @@ class Outbox:
             self._attempt()
 
     def _has_work(self) -> bool:
-        return bool(self._pending) or self._n_to_sync > self._n_safe
+        return self._n_released > self._n_written or self._n_to_sync > self._n_safe
 
     def _run(self) -> None:
         while True:
@@ -168,7 +194,8 @@ class Outbox:
     def _attempt(self) -> bool:
         """Writes and syncs what is pending; returns whether that succeeded."""
         with self._changed:
-            records = list(self._pending)
+            n_released = self._n_released - self._n_written
+            records = list(itertools.islice(self._pending, n_released))
             n_to_sync = self._n_to_sync
         try:
             if records:
@@ -210,13 +237,27 @@ def barrier(timeout_seconds: float = GRACE_SECONDS) -> Callable[[], None]:
 
     It gives up on a sink that is failing, or that does not end in time.
     """
-    targets = [(outbox, outbox._n_put) for outbox in list(_outboxes)]
+    targets = [(outbox, outbox._n_put) for outbox in list(_outboxes) if outbox._held_for is None]
 
     def wait() -> None:
         for outbox, n in targets:
             outbox._wait_for(n, timeout_seconds)
 
     return wait
+
+
+def release(directory: pathlib.Path) -> Callable[[], None]:
+    """Returns a function that releases the records put so far that are held for a directory."""
+    directory = directory.resolve()
+    targets = [
+        (outbox, outbox._n_put) for outbox in list(_outboxes) if outbox._held_for == directory
+    ]
+
+    def let_go() -> None:
+        for outbox, n in targets:
+            outbox._release(n)
+
+    return let_go
 
 
 def _close_all() -> None:

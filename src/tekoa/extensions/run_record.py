@@ -28,7 +28,7 @@ END_FILE = "train_end.json"
 SOURCE_DIR = "source"
 
 # Reported even if they are not loaded yet.
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "tensorstore")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes", "tensorstore")
 _OF_EACH_START = ("id", "time", "step", "command")
 _GIT_SECONDS = 5.0
 _MAX_BYTES = 2**26
@@ -167,7 +167,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def versions() -> dict[str, str]:
     """Returns the versions of Python, Tekoa and all packages that are loaded."""
     loaded = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
-    names = [*_PACKAGES, *sorted(loaded - set(sys.stdlib_module_names) - {*_PACKAGES, "tekoa"})]
+    names = [*PACKAGES, *sorted(loaded - set(sys.stdlib_module_names) - {*PACKAGES, "tekoa"})]
     versions_by_name = {"tekoa": tekoa.__version__, "python": platform.python_version()}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

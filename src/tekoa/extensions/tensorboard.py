@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import jax
+import numpy as np
 
 from tekoa import hosts
 from tekoa._aliases import accept_aliases
@@ -32,6 +33,7 @@ from tekoa.core import files, trees
 from tekoa.core.trees import PyTree
 from tekoa.extensions import outbox
 from tekoa.loop.checkpoint import Checkpoint, as_summary
+from tekoa.loop.media import Histogram, Media, Text, png
 from tekoa.store.commit import fault_points, identity
 
 PREFIX = "events.out.tfevents."
@@ -70,6 +72,7 @@ class TensorBoardWriter:
             values |= _root_mean_squares(checkpoint.model_params)
         commit = f"{START}{identity.start_id()}"
         self._writer.add(values, checkpoint.step, commit=commit)
+        self._writer.add_media(as_summary(checkpoint).media, checkpoint.step)
         return checkpoint
 
     def discard_after(self, step: int) -> None:
@@ -107,11 +110,23 @@ class Point(NamedTuple):
     commit: str = ""
 
 
+class MediaPoint(NamedTuple):
+    """A text, a histogram or an image of one step."""
+
+    tag: str
+    media: Media
+    step: int
+    wall_time: float  # Seconds since 1970.
+
+
 class Mark(NamedTuple):
     """Makes readers discard all points so far whose step is `step` or higher."""
 
     step: int
     wall_time: float
+
+
+Record = Point | MediaPoint | Mark
 
 
 class ScalarWriter:
@@ -144,7 +159,12 @@ class ScalarWriter:
         now = time.time() if wall_time is None else wall_time
         self._put([Point(tag, float(x), step, now, commit) for tag, x in values.items()])
 
-    def _put(self, records: Sequence[Point | Mark]) -> None:
+    def add_media(self, media: Mapping[str, Media], step: int) -> None:
+        """Adds texts, histograms and images, by tag."""
+        now = time.time()
+        self._put([MediaPoint(tag, value, step, now) for tag, value in media.items()])
+
+    def _put(self, records: Sequence[Record]) -> None:
         if self._outbox is not None:
             self._outbox.put(records)
 
@@ -170,7 +190,7 @@ class EventFile:
         self._file: BinaryIO | None = None
         self._n_bytes = 0
 
-    def write(self, records: Sequence[Point | Mark]) -> None:
+    def write(self, records: Sequence[Record]) -> None:
         """Appends points and marks; a failed attempt leaves no part of a record behind."""
         if self._file is None:
             self._open()
@@ -236,12 +256,16 @@ def _version() -> bytes:
     return _record(event_pb2.Event(file_version="brain.Event:2", wall_time=time.time()))
 
 
-def _encode(record: Point | Mark) -> bytes:
+def _encode(record: Record) -> bytes:
     event_pb2, summary_pb2 = _protos()
     event = event_pb2.Event(step=record.step, wall_time=record.wall_time)
     if isinstance(record, Mark):
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         event.session_log.CopyFrom(start)
+    elif isinstance(record, MediaPoint):
+        value = _media_value(record.media)
+        value.tag = record.tag
+        event.summary.CopyFrom(summary_pb2.Summary(value=[value]))
     else:
         # TensorBoard ignores `node_name`.
         value = summary_pb2.Summary.Value(
@@ -249,6 +273,39 @@ def _encode(record: Point | Mark) -> bytes:
         )
         event.summary.CopyFrom(summary_pb2.Summary(value=[value]))
     return _record(event)
+
+
+def _media_value(media: Media) -> Any:
+    """Returns what the plugins of TensorBoard read."""
+    from tensorboardX.proto import tensor_pb2, types_pb2
+
+    summary_pb2: Any = _protos()[1]
+    if isinstance(media, Text):
+        tensor = tensor_pb2.TensorProto(  # pyright: ignore
+            dtype=types_pb2.DT_STRING,  # pyright: ignore
+            string_val=[media.value.encode()],
+        )
+        plugin = summary_pb2.SummaryMetadata.PluginData(plugin_name="text")
+        metadata = summary_pb2.SummaryMetadata(plugin_data=plugin)
+        return summary_pb2.Summary.Value(tensor=tensor, metadata=metadata)
+    if isinstance(media, Histogram):
+        counts, edges = np.asarray(media.counts, float), np.asarray(media.edges, float)
+        centers = (edges[1:] + edges[:-1]) / 2
+        histogram = summary_pb2.HistogramProto(
+            min=edges[0],
+            max=edges[-1],
+            num=counts.sum(),
+            sum=(counts * centers).sum(),
+            sum_squares=(counts * centers**2).sum(),
+            bucket_limit=edges[1:],
+            bucket=counts,
+        )
+        return summary_pb2.Summary.Value(histo=histogram)
+    height, width, n_channels = media.bytes.shape
+    image = summary_pb2.Summary.Image(
+        height=height, width=width, colorspace=n_channels, encoded_image_string=png(media)
+    )
+    return summary_pb2.Summary.Value(image=image)
 
 
 def _record(event: Any) -> bytes:

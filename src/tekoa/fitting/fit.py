@@ -21,6 +21,7 @@ from tekoa.extensions import (
     serial,
 )
 from tekoa.extensions import tensorboard as tensorboard_lib
+from tekoa.extensions.trackers.tracker import Tracker
 from tekoa.fitting import inputs as data_lib
 from tekoa.fitting import loss_names, metric_names
 from tekoa.fitting.history import History
@@ -53,6 +54,7 @@ def fit(
     best: str | tuple[str, metric_names.Mode] | None = None,
     patience: int | None = None,
     callbacks: Sequence[serial.Stage] = (),
+    track: str | Tracker | Sequence[str | Tracker] = (),
     steps_per_check: int | None = None,
     apply: Callable[..., Any] | None = None,
     ema: float | None = None,
@@ -94,6 +96,7 @@ def fit(
             a pair such as ("my_score", "max"). "loss" by default if there is validation data.
         patience: Stop after this many checks in a row without a better value of `best`.
         callbacks: Functions that receive every checkpoint and return it.
+        track: Where metrics are sent besides: "wandb", "mlflow", "csv", a `Tracker`, or several.
         steps_per_check: Steps between checkpoints; by default an epoch, or a twentieth of `steps`.
         apply: The function that runs the model, if `model` does not include it.
         ema: Decay of a moving average of the parameters, which evaluation then uses.
@@ -133,6 +136,7 @@ def fit(
         train_data, steps, epochs, batch_size, seed, shuffle, steps_per_check
     )
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
+        trackers = _trackers(track, directory, stack, batch_size=batch_size, optimizer=optimizer)
         # The writer first: a second trainer of the directory is refused at once.
         writer = _writer(directory, stack)
         loop = TrainLoop(
@@ -159,7 +163,8 @@ def fit(
         rows, stages = checks.stages(
             loop, directory, batch_size, n_rows, show_progress, callbacks, stack
         )
-        is_complete = _run(loop, serial.serial(*stages, *writer), stop_flag, show_progress)
+        process = serial.serial(*stages, *trackers, *writer)
+        is_complete = _run(loop, process, stop_flag, show_progress)
     if directory is not None and is_complete and hosts.current().is_writer:
         run_record.write_end(directory, loop.step)
     return FitResult(
@@ -223,6 +228,20 @@ def _writer(
     if hosts.current().is_writer:
         run_record.remove_end(directory)
     return [stack.enter_context(contextlib.closing(writer))]
+
+
+def _trackers(
+    track: str | Tracker | Sequence[str | Tracker],
+    directory: str | os.PathLike[str] | None,
+    stack: contextlib.ExitStack,
+    **config: Any,
+) -> list[Tracker]:
+    """Creates the trackers; they are closed after the writer, when the last step is committed."""
+    trackers = [
+        item if isinstance(item, Tracker) else Tracker(item, directory, config=config)
+        for item in ([track] if isinstance(track, str | Tracker) else track)
+    ]
+    return [stack.enter_context(contextlib.closing(tracker)) for tracker in trackers]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
+from tekoa.loop.media import Media
 
 Metrics = Mapping[str, Mapping[str, float]]
 
@@ -98,13 +99,23 @@ class Checkpoint:
 @_buildable_from_parts
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Summary(Checkpoint):
-    """A checkpoint with metrics, by group ("train", "eval") and name."""
+    """A checkpoint with metrics, by group ("train", "eval") and name.
+
+    Attributes:
+        metrics: The metrics.
+        media: Text, histograms and images for logs, by name.
+    """
 
     metrics: Metrics = dataclasses.field(default_factory=dict)
+    media: Mapping[str, Media] = dataclasses.field(default_factory=dict)
 
     def with_metrics(self, group: str, values: Mapping[str, float]) -> "Summary":
         """Returns a copy with one more group of metrics."""
         return dataclasses.replace(self, metrics={**self.metrics, group: dict(values)})
+
+    def with_media(self, name: str, media: Media) -> "Summary":
+        """Returns a copy with one more text, histogram or image for logs."""
+        return dataclasses.replace(self, media={**self.media, name: media})
 
 
 def as_summary(checkpoint: Checkpoint) -> Summary:

@@ -184,6 +184,10 @@ class RunConfig:
     profile_steps: str | None = _flag(
         None, "profile COUNT steps starting at step FIRST, given as FIRST:COUNT", "train"
     )
+    track: tuple[str, ...] = _flag((), "also send metrics to these: wandb, mlflow, csv", "train")
+    track_project: str | None = _flag(
+        None, "project of W&B, experiment of MLflow; the model's name if not set", "train"
+    )
     progress: bool = _flag(True, "show a progress bar; --noprogress hides it", "train")
     library: Literal["nnx", "linen", "equinox"] | None = _flag(
         None, "library of the model that `tekoa new` writes; nnx if not set", "new"

@@ -15,7 +15,7 @@ from tekoa.estimator.cli import output
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file.program import Program, TrainParts, program_of
 from tekoa.estimator.modes import assemble, dry_run
-from tekoa.estimator.run import cadence, check_log, selection, start
+from tekoa.estimator.run import cadence, check_log, selection, start, tracking
 from tekoa.estimator.run import run as runs
 from tekoa.extensions import (
     checkpoint_files,
@@ -58,6 +58,8 @@ def _train(run: runs.Run, program: Program) -> int:
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
         if config.dry_run:
             return dry_run.train(program, lambda: _train_loop(run, program, seed, stop_flag))
+        # Closed after the writer of checkpoints: the last step is tracked once it is committed.
+        trackers = tracking.trackers(run, stack)
         # First of all: a second trainer is refused before the model is made or anything is read.
         keeper = _writer(run, "", config.max_ckpt, stack)
         if config.profiler_port is not None:
@@ -77,7 +79,7 @@ def _train(run: runs.Run, program: Program) -> int:
         _record_start(run, seed, parts, loop)
         keeper.meta["code"] = runs.code_digests(run)
         stopping = selection.early_stopping(run, loop)
-        stages = list(_stages(run, validation, stopping, loop, stop_flag, stack))
+        stages = [*_stages(run, validation, stopping, loop, stop_flag, stack), *trackers]
         last = None
         try:
             last = _begin(run, loop, stages, keeper)

@@ -26,7 +26,8 @@ from tekoa.store.commit import together
 _FLAGS_OF_A_START = {
     *("again", "checkpoint_path", "compile_cache", "coordinator_address", "host_timeout_secs"),
     *("json", "mode", "model_dir", "module_imp", "num_processes", "overrides", "process_id"),
-    *("profile_steps", "profiler_port", "progress", "random_seed", "train_load_step"),
+    *("profile_steps", "profiler_port", "progress", "random_seed", "track", "track_project"),
+    "train_load_step",
 }
 # Flags that change the parameters of the model, so that evaluation needs them too.
 _MODEL_FLAGS = ("lora_rank", "lora_where", "lora_alpha")

@@ -1,0 +1,1 @@
+"""Trackers: pass the committed points of a run to other tools."""

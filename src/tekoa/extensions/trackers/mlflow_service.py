@@ -1,0 +1,107 @@
+"""MLflow: the points of a run in one MLflow run, on a server, in a database or in files."""
+
+import collections
+import json
+import pathlib
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tekoa import _extras
+from tekoa.extensions.trackers.service import RunFacts, flatten, numbers
+from tekoa.loop.media import Histogram, Media, Text, png
+
+# MLflow's own limits.
+_MAX_METRICS, _MAX_PARAMS, _MAX_CHARACTERS = 1000, 100, 500
+_NOT_ALLOWED = re.compile(r"[^\w\-./ :]")
+
+
+class MLflowService:
+    """Logs to MLflow, through its client.
+
+    Args:
+        tracking_uri: Where to, such as "http://localhost:5000" or "sqlite:///mlflow.db"; by default
+            what MLFLOW_TRACKING_URI says, or MLflow's own default.
+    """
+
+    def __init__(self, tracking_uri: str | None = None):
+        mlflow = _extras.require("mlflow", extra="mlflow", what="--track=mlflow")
+        self._entities = _extras.require("mlflow.entities", extra="mlflow", what="--track=mlflow")
+        self._client: Any = mlflow.MlflowClient(tracking_uri)
+        self._id = ""
+        self._last: dict[str, int] = collections.defaultdict(lambda: -1)
+
+    def open(self, run_id: str | None, facts: RunFacts) -> tuple[str, int]:
+        """Opens the MLflow run of an id, or a new one."""
+        self._last.clear()
+        if run_id is None:
+            self._id = self._create(facts)
+            return self._id, -1
+        self._id = run_id
+        run = self._client.get_run(run_id)
+        self._client.update_run(run_id, status="RUNNING")
+        for name in run.data.metrics:
+            steps = [metric.step for metric in self._client.get_metric_history(run_id, name)]
+            self._last[name] = max(steps, default=-1)
+        # Logged last of each step: with it, the step is complete.
+        return run_id, self._last["seconds"]
+
+    def _create(self, facts: RunFacts) -> str:
+        experiment = self._client.get_experiment_by_name(facts.project)
+        experiment_id = (
+            self._client.create_experiment(facts.project)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        config = json.loads(json.dumps(facts.config, default=str))
+        tags = {"tekoa.directory": str(facts.directory or "")}
+        run_id = self._client.create_run(experiment_id, run_name=facts.name, tags=tags).info.run_id
+        params = [
+            self._entities.Param(_name(name), str(value)[:_MAX_CHARACTERS])
+            for name, value in flatten(config).items()
+        ]
+        for i in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(run_id, params=params[i : i + _MAX_PARAMS])
+        self._client.log_text(run_id, json.dumps(config, indent=1), "config.json")
+        return run_id
+
+    def log(self, row: Mapping[str, Any], media: Mapping[str, Media]) -> None:
+        """Logs the points of one step; those that a killed program has logged are left out."""
+        step, now = row["step"], int(time.time() * 1000)
+        values = numbers(row)
+        values["seconds"] = values.pop("seconds", 0.0)
+        metrics = [
+            self._entities.Metric(_name(name), value, now, step)
+            for name, value in values.items()
+            if step > self._last[_name(name)]
+        ]
+        for name, value in media.items():
+            self._log_media(f"{_name(name)}/{step:08d}", value)
+        for i in range(0, len(metrics), _MAX_METRICS):
+            batch = metrics[i : i + _MAX_METRICS]
+            self._client.log_batch(self._id, metrics=batch)
+            self._last |= {metric.key: step for metric in batch}
+
+    def _log_media(self, path: str, media: Media) -> None:
+        """Stores texts and images as artifacts; MLflow has no histograms."""
+        if isinstance(media, Text):
+            self._client.log_text(self._id, media.value, f"{path}.txt")
+        elif not isinstance(media, Histogram):
+            with tempfile.TemporaryDirectory() as directory:
+                folder, _, name = path.rpartition("/")
+                file = pathlib.Path(directory, f"{name}.png")
+                file.write_bytes(png(media))
+                self._client.log_artifact(self._id, str(file), folder)
+
+    def close(self) -> None:
+        """Ends the MLflow run."""
+        if self._id:
+            self._client.set_terminated(self._id)
+            self._id = ""
+
+
+def _name(name: str) -> str:
+    """Returns a name with the characters that MLflow allows."""
+    return _NOT_ALLOWED.sub("_", name)

@@ -1,0 +1,1 @@
+from extensions.conftest import summary as summary

@@ -1,0 +1,136 @@
+"""What every service can rely on, with a service that remembers its runs."""
+
+import logging
+import threading
+
+import pytest
+
+from tekoa.extensions import outbox
+from tekoa.extensions.checkpoint_files import CheckpointFileWriter
+from tekoa.extensions.metrics_file import MetricsFile
+from tekoa.extensions.trackers.tracker import Tracker
+from tekoa.loop.media import Text
+
+
+class Memory:
+    """A service whose runs survive its trackers."""
+
+    def __init__(self):
+        self.runs, self.media, self.error = {}, {}, None
+        self.may_log = threading.Event()
+        self.may_log.set()
+
+    def open(self, run_id, facts):
+        self.id = run_id or f"run {len(self.runs)}"
+        steps = self.runs.setdefault(self.id, [])
+        return self.id, max(steps, default=-1)
+
+    def log(self, row, media):
+        assert self.may_log.wait(20)
+        if self.error is not None:
+            raise self.error
+        self.runs[self.id].append(row["step"])
+        self.media |= {(row["step"], name): value for name, value in media.items()}
+
+    def close(self):
+        pass
+
+
+def train(directory, service, checkpoints):
+    """Passes checkpoints through the stages of a run, as the command does."""
+    tracker = Tracker(service, directory)
+    writer = CheckpointFileWriter(directory, run_file=False)
+    metrics = MetricsFile(directory / "metrics.jsonl")
+    for checkpoint in checkpoints:
+        writer(tracker(metrics(checkpoint)))
+    metrics.close()
+    writer.close()
+    tracker.close()
+
+
+def test_points_are_sent_once_their_step_is_committed(tmp_path, summary):
+    service = Memory()
+    tracker = Tracker(service, tmp_path)
+    writer = CheckpointFileWriter(tmp_path, run_file=False)
+    writer(tracker(summary(1)))
+    writer.wait()
+    tracker(summary(2))
+    deadline = threading.Event()
+    while service.runs.get("run 0") != [1] and not deadline.wait(0.01):
+        pass
+    assert service.runs == {"run 0": [1]}
+    writer.close()
+    tracker.close()
+    assert service.runs == {"run 0": [1, 2]}
+
+
+def test_a_resumed_run_sends_what_the_service_has_lost(tmp_path, summary):
+    service = Memory()
+    train(tmp_path, service, map(summary, [1, 2, 3]))
+    del service.runs["run 0"][1:]
+    train(tmp_path, service, map(summary, [4, 5]))
+    assert service.runs == {"run 0": [1, 2, 3, 4, 5]}
+
+
+def test_a_run_that_returns_to_an_earlier_step_is_a_new_one(tmp_path, summary, caplog):
+    service = Memory()
+    train(tmp_path, service, map(summary, [1, 2, 3]))
+    train(tmp_path, service, map(summary, [3, 4]))
+    assert service.runs == {"run 0": [1, 2, 3], "run 1": [1, 2, 3, 4]}
+    assert "points up to step 3, and training resumed from step 2" in caplog.text
+    train(tmp_path, service, map(summary, [5]))
+    assert service.runs["run 1"] == [1, 2, 3, 4, 5]
+
+
+def test_a_failing_service_is_one_warning_and_later_gets_all_points(
+    tmp_path, summary, caplog, monkeypatch
+):
+    monkeypatch.setattr(outbox, "RETRY_SECONDS", 0.01)
+    service = Memory()
+    service.error = ConnectionError("no network")
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, service, map(summary, [1, 2, 3]))
+    assert caplog.text.count("no network") == 1
+    assert "Training continues" in caplog.text
+    service.error = None
+    train(tmp_path, service, map(summary, [4]))
+    assert service.runs == {"run 0": [1, 2, 3, 4]}
+
+
+def test_saves_do_not_wait_for_a_slow_service(tmp_path, summary):
+    service = Memory()
+    service.may_log.clear()
+    tracker = Tracker(service, tmp_path)
+    writer = CheckpointFileWriter(tmp_path, run_file=False)
+    for step in (1, 2, 3):
+        writer(tracker(summary(step)))
+    writer.close()
+    assert (tmp_path / "checkpoint_3").is_dir()
+    assert service.runs in ({}, {"run 0": []})
+    service.may_log.set()
+    tracker.close()
+    assert service.runs == {"run 0": [1, 2, 3]}
+
+
+def test_media_are_passed_on(summary):
+    service = Memory()
+    tracker = Tracker(service)
+    tracker(summary(1).with_media("sample", Text("Once upon")))
+    tracker.close()
+    assert service.media == {(1, "sample"): Text("Once upon")}
+
+
+def test_a_damaged_id_is_reported_and_replaced(tmp_path, summary, caplog):
+    (tmp_path / "tracker_Memory.json").write_text("{")
+    service = Memory()
+    train(tmp_path, service, map(summary, [1]))
+    train(tmp_path, service, map(summary, [2]))
+    assert "tracker_Memory.json is damaged" in caplog.text
+    assert service.runs == {"run 0": [1, 2]}
+
+
+def test_mistakes_are_reported_at_once():
+    with pytest.raises(ValueError, match="Did you mean 'mlflow'"):
+        Tracker("mlfow")
+    with pytest.raises(ValueError, match="needs a directory"):
+        Tracker("csv")
