@@ -3,8 +3,8 @@
     python bench/hosts.py
 
 The exchange, and what it costs process 0 that all wait for it, are measured with as many clients
-of JAX's coordination service as there would be processes, spread over a few processes of this
-machine. Stops, saves and restores are of real processes, which share the cores and the disk of
+of JAX's coordination service as there would be processes: process 0 is one, the others are threads
+of a few processes of this machine. Stops, saves and restores are of real processes, which share the cores and the disk of
 one machine: 64 MB in 16 arrays, split over them. The result is the cost of coordination, not the
 gain of many disks.
 """
@@ -38,7 +38,7 @@ def main():
         return
     print("clients   gather   exchange   (2 kB each, median)   idle: share of a core of process 0")
     for n in (2, 10, 100, 500, 1000):
-        rows = json.loads(run("clients", n, -(-n // CLIENTS_PER_PROCESS)))
+        rows = json.loads(run("clients", n, 1 - (1 - n) // CLIENTS_PER_PROCESS))
         gather, exchange, idle = rows
         print(f"{n:7}   {1e3 * gather:5.0f} ms   {1e3 * exchange:5.0f} ms   {idle:25.1%}")
     print("processes   save   restore   (seconds, median)   from a signal to the stop of all")
@@ -66,7 +66,7 @@ def run(kind, n, n_processes, *words):
 
 
 def serve_clients(n, index, port):
-    """Runs up to `CLIENTS_PER_PROCESS` clients, each in a thread; the first is process 0."""
+    """Runs process 0, or up to `CLIENTS_PER_PROCESS` of the other clients, each in a thread."""
     import jax
 
     from tekoa import hosts
@@ -78,7 +78,8 @@ def serve_clients(n, index, port):
     address = f"127.0.0.1:{port}"
     if index == 0:
         service = jaxlib.get_distributed_runtime_service(address, n)
-    numbers = range(index * CLIENTS_PER_PROCESS, min(n, (index + 1) * CLIENTS_PER_PROCESS))
+    first = 1 + (index - 1) * CLIENTS_PER_PROCESS
+    numbers = range(first, min(n, first + CLIENTS_PER_PROCESS)) if index else [0]
     clients = [jaxlib.get_distributed_runtime_client(address, i) for i in numbers]
     times = {"gather": [], "exchange": []}
     idle = []

@@ -80,10 +80,11 @@ def test_a_long_wait_is_logged_once(process_0, capsys, caplog, monkeypatch):
     assert "for process 1 (pid 4711 on node1)." in record.getMessage()
 
 
-def test_the_failure_of_another_process_ends_this_one(process_0, capsys):
+@pytest.mark.parametrize("exchange", ["gather", "broadcast"])
+def test_the_failure_of_another_process_ends_this_one(process_0, capsys, exchange):
     process_0.channel.put("failure", {"index": 1, "code": 74, "why": "Disk full."})
     with pytest.raises(ExitedError, match="69"):
-        process_0.gather("save")
+        getattr(process_0, exchange)("save")
     text = "process 1 (pid 4711 on node1) exited with code 74. Disk full. Exiting with code 69."
     assert text in capsys.readouterr().err
 
@@ -118,5 +119,7 @@ def test_process_0_waits_for_the_others_before_it_exits(process_0, monkeypatch):
 )
 def test_a_failed_collective_is_a_lost_process(monkeypatch, text, n, expected):
     monkeypatch.setattr(hosts.group, "_joined", [hosts.Hosts(count=n)])
-    assert hosts.is_failed_collective(jax.errors.JaxRuntimeError(text)) is expected
+    for kind in (jax.errors.JaxRuntimeError, ValueError):
+        assert hosts.is_failed_collective(kind(text)) is expected
     assert not hosts.is_failed_collective(OSError(text))
+    assert not hosts.is_failed_collective(ValueError("Connection is not a known setting."))

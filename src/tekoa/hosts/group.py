@@ -95,6 +95,7 @@ class Hosts:
             return value
         key = self.channel.new_key(f"broadcast/{name}")
         if self.is_writer:
+            self._check_failure()  # A process 0 that never waits notices a failure here.
             self._try(Channel.put, f"{key}/0", value)
             return value
         # Process 0 may itself wait for others as long.
@@ -175,12 +176,12 @@ class Hosts:
                     break
                 self._check_failure()
                 seconds, waited = 0.0, time.monotonic() - start
-                if waited > limit_seconds:
-                    missing = self._missing(key)
-                    self._end(f"{missing} did not reach {name!r} within {waited:.0f} s.")
                 if waited > _WARN_SECONDS and limit_seconds < math.inf and not has_warned:
                     has_warned = True
                     _log.warning("%r has waited %.0f s for %s.", name, waited, self._missing(key))
+                if waited > limit_seconds:
+                    missing = self._missing(key)
+                    self._end(f"{missing} did not reach {name!r} within {waited:.0f} s.")
                 time.sleep(min(_MAX_PAUSE_SECONDS, waited / 10))
         return values
 
@@ -289,6 +290,10 @@ def is_failed_collective(error: BaseException) -> bool:
     """Returns whether a computation failed because another process did not take part in it."""
     import jax
 
+    text = str(error)
+    # JAX raises a ValueError if an operation fails while it is dispatched.
+    of_dispatch = isinstance(error, ValueError) and text.startswith("UNKNOWN: ")
     words = ("gloo", "nccl", "rccl", "collective", "connection")
-    is_lost = any(word in str(error).lower() for word in words)
-    return current().count > 1 and isinstance(error, jax.errors.JaxRuntimeError) and is_lost
+    is_lost = any(word in text.lower() for word in words)
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError) or of_dispatch
+    return current().count > 1 and is_of_jax and is_lost
