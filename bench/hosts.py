@@ -4,9 +4,9 @@
 
 The exchange, and what it costs process 0 that all wait for it, are measured with as many clients
 of JAX's coordination service as there would be processes: process 0 is one, the others are threads
-of a few processes of this machine. Stops, saves and restores are of real processes, which share the cores and the disk of
-one machine: 64 MB in 16 arrays, split over them. The result is the cost of coordination, not the
-gain of many disks.
+of a few processes of this machine. Stops, saves and restores are of real processes, which share
+the cores and the disk of one machine: 64 MB in 16 arrays, split over them. The result is the cost
+of coordination, not the gain of many disks.
 """
 
 import importlib

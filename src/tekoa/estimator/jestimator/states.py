@@ -30,6 +30,7 @@ class _Collections:
 
     params: PyTree
     _vars: Any
+    _axes: Any
     _frozen: Any
     _merge: Any
 
@@ -45,6 +46,10 @@ class _Collections:
     def mutable(self) -> list[str]:
         """Returns the names of all collections but "params", for `apply_fn(mutable=...)`."""
         return list(self._vars)
+
+    def logical_axes(self) -> dict[trees.Name, tuple[Any, ...]]:
+        """Returns the logical axes of the model's arrays, by collection and name."""
+        return dict(self._axes)
 
 
 class TrainState(_Collections, struct.PyTreeNode):
@@ -204,10 +209,6 @@ class TrainState(_Collections, struct.PyTreeNode):
             **changes,
         )
 
-    def logical_axes(self) -> dict[trees.Name, tuple[Any, ...]]:
-        """Returns the logical axes of the model's arrays, by collection and name."""
-        return dict(self._axes)
-
 
 class InferState(_Collections, struct.PyTreeNode):
     """The inference state: created by `get_infer_state`, updated by `infer_step`.
@@ -253,10 +254,6 @@ class InferState(_Collections, struct.PyTreeNode):
             _vars=variables,
             _axes=axes,
         )
-
-    def logical_axes(self) -> dict[trees.Name, tuple[Any, ...]]:
-        """Returns the logical axes of the model's arrays, by collection and name."""
-        return dict(self._axes)
 
 
 def array_fields(state: TrainState | InferState) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import time
@@ -74,17 +75,19 @@ class RunFacts:
         return max([0, *points, *steps])
 
 
-def gather(directory: pathlib.Path, *, verify: manifest.Verify = "size") -> RunFacts:
+def gather(directory: pathlib.Path, *, verify: manifest.Verify | None = "size") -> RunFacts:
     """Reads a model directory; a trainer and evaluators may be writing to it.
 
     Args:
         directory: The model directory.
-        verify: How thoroughly to check the files of checkpoints.
+        verify: How thoroughly to check the files of checkpoints. None reads neither checkpoints
+            nor the scales of parameters.
     """
     folders = _folders(directory)
     problems: list[str] = []
-    curves = {place: events.read_curves(folder, problems) for place, folder in folders.items()}
-    checkpoints = {place: _steps_of(folder, verify) for place, folder in folders.items()}
+    without = "params/" if verify is None else ""
+    curves = {p: events.read_curves(f, problems, without=without) for p, f in folders.items()}
+    checkpoints = {} if verify is None else {p: _steps_of(f, verify) for p, f in folders.items()}
     return RunFacts(
         directory=directory,
         record=_if_valid(lambda: run_files.read_facts(directory), problems) or {},
@@ -97,40 +100,12 @@ def gather(directory: pathlib.Path, *, verify: manifest.Verify = "size") -> RunF
     )
 
 
-def gather_curves(directory: pathlib.Path) -> RunFacts:
-    """Reads a model directory without its checkpoints and the scales of its parameters."""
-    folders = _folders(directory)
-    problems: list[str] = []
-    curves = {
-        place: events.read_curves(folder, problems, without="params/")
-        for place, folder in folders.items()
-    }
-    return RunFacts(
-        directory=directory,
-        record=_if_valid(lambda: run_files.read_facts(directory), problems) or {},
-        end_step=_if_valid(lambda: run_files.last_step(directory), problems),
-        is_running=_is_running(directory),
-        curves={place: by_tag for place, by_tag in curves.items() if by_tag},
-        checkpoints={},
-        best=_best_of(folders, problems),
-        problems=problems,
-    )
-
-
 def is_run(directory: pathlib.Path) -> bool:
     """Whether a directory looks like that of a run, without reading its files."""
     has_events = any(directory.glob(f"{TRAIN}/{events.PREFIX}*"))
     return (
         has_events or (directory / run_files.RUN_FILE).exists() or bool(paths.list_steps(directory))
     )
-
-
-def _best_of(folders: dict[str, pathlib.Path], problems: list[str]) -> list[Best]:
-    return [
-        _best(place, folder, problems)
-        for place, folder in folders.items()
-        if folder.name.startswith(("high_", "low_"))
-    ]
 
 
 def _if_valid(read: Callable[[], T], problems: list[str]) -> T | None:
@@ -164,15 +139,20 @@ def _steps_of(folder: pathlib.Path, verify: manifest.Verify) -> list[inspect.Ste
     return [info for info in infos if info.path.exists()]
 
 
-def _best(place: str, folder: pathlib.Path, problems: list[str]) -> Best:
-    path = folder / score_lib.NAME
-    score = _if_valid(lambda: score_lib.BestScore(path, mode="max").value, problems)
-    return Best(
-        place=place,
-        metric=folder.name.partition("_")[2],
-        score=score,
-        step=max(paths.list_steps(folder), default=None),
-    )
+def _best_of(folders: dict[str, pathlib.Path], problems: list[str]) -> list[Best]:
+    def score(folder: pathlib.Path) -> float | None:
+        return score_lib.BestScore(folder / score_lib.NAME, mode="max").value
+
+    return [
+        Best(
+            place=place,
+            metric=folder.name.partition("_")[2],
+            score=_if_valid(functools.partial(score, folder), problems),
+            step=max(paths.list_steps(folder), default=None),
+        )
+        for place, folder in folders.items()
+        if folder.name.startswith(("high_", "low_"))
+    ]
 
 
 def _is_running(directory: pathlib.Path) -> bool:

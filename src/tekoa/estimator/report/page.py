@@ -15,7 +15,7 @@ from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.report import compare, document, sections, serve
 from tekoa.estimator.report.charts import number
-from tekoa.estimator.report.facts import RunFacts, gather, gather_curves, is_run
+from tekoa.estimator.report.facts import RunFacts, gather, is_run
 from tekoa.estimator.run import run_files
 from tekoa.store.commit import durable
 
@@ -99,7 +99,7 @@ def _run_directories(names: Sequence[str]) -> list[pathlib.Path]:
 
 def _gather(paths: Sequence[pathlib.Path], config: RunConfig) -> list[RunFacts]:
     if len(paths) > 1:
-        return [gather_curves(path) for path in paths]
+        return [gather(path, verify=None) for path in paths]
     facts = gather(paths[0], verify="full" if config.verify else "size")
     if facts.is_empty:
         raise UsageError(

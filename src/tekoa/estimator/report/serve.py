@@ -1,5 +1,6 @@
 """`tekoa page --serve`: the page from a server on this machine, up to date at every request."""
 
+import functools
 import hashlib
 import http.server
 import pathlib
@@ -42,7 +43,11 @@ def make_server(
         render: Returns the page.
         port: The port; 0 chooses a free one.
     """
-    pages: dict[str, bytes] = {}
+
+    @functools.lru_cache(maxsize=1)
+    def page(tag: str) -> bytes:
+        del tag  # Another page for another state of the files.
+        return render().encode(errors="backslashreplace")
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -54,12 +59,8 @@ def make_server(
             tag = f'"{fingerprint(directories)}"'
             if self.headers.get("If-None-Match") == tag:
                 self._reply(304, tag, b"")
-                return
-            if tag not in pages:
-                content = render().encode(errors="backslashreplace")
-                pages.clear()
-                pages[tag] = content
-            self._reply(200, tag, pages.get(tag) or render().encode(errors="backslashreplace"))
+            else:
+                self._reply(200, tag, page(tag))
 
         def _reply(self, status: int, tag: str, content: bytes) -> None:
             self.send_response(status)

@@ -9,7 +9,7 @@ from tekoa.loop.checkpoint import Summary
 from tekoa.loop.train import TrainLoop
 
 # Values of the last step; all other metrics are means over the steps.
-_OF_LAST_STEP = ("last_loss", "gradients_l2norm", "weights_l2norm", "skipped_steps", "bad_steps")
+OF_LAST_STEP = ("last_loss", "gradients_l2norm", "weights_l2norm", "skipped_steps", "bad_steps")
 
 
 def steps_between(check_every: int, save_every: int | None) -> int:
@@ -58,7 +58,7 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     means = {
         name: mean(name)
         for name in last.metrics["train"]
-        if name not in _OF_LAST_STEP and all(name in s.metrics["train"] for s in summaries)
+        if name not in OF_LAST_STEP and all(name in s.metrics["train"] for s in summaries)
     }
     return dataclasses.replace(
         last,

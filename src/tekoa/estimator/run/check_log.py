@@ -5,17 +5,11 @@ import sys
 
 from tekoa import hosts
 from tekoa.estimator.cli import output
+from tekoa.estimator.run import cadence
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
 # In TensorBoard only: they say how training runs, not how well the model does.
-_NOT_LOGGED = (
-    "last_loss",
-    "gradients_l2norm",
-    "weights_l2norm",
-    "seconds_per_step",
-    "skipped_steps",
-    "bad_steps",
-)
+_NOT_LOGGED = (*cadence.OF_LAST_STEP, "seconds_per_step")
 
 
 def log_check(checkpoint: Checkpoint) -> Checkpoint:
