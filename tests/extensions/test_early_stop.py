@@ -1,6 +1,9 @@
+import os
+
 import pytest
 
 from tekoa.extensions.early_stop import EarlyStopping
+from tekoa.store import errors
 
 NAN = float("nan")
 
@@ -62,7 +65,9 @@ def test_patience_survives_a_restart(tmp_path, summary):
     assert stage().best == 1.0
 
 
-def test_another_kind_of_file_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("[1]")
-    with pytest.raises(ValueError, match="was not written by EarlyStopping"):
-        EarlyStopping("loss", patience=1, path=tmp_path / "file")
+@pytest.mark.parametrize("text", ["[1]", "{", '{"3": [1]}', '{"3": 1' + "0" * 400 + "}", None])
+def test_another_kind_of_file_is_an_error(tmp_path, text):
+    path = tmp_path / "file"
+    os.mkfifo(path) if text is None else path.write_text(text)
+    with pytest.raises(errors.DamagedError, match="was not written by EarlyStopping"):
+        EarlyStopping("loss", patience=1, path=path)

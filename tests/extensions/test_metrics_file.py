@@ -5,6 +5,7 @@ import pytest
 
 from support import hostile
 from tekoa.extensions.metrics_file import MetricsFile, read_metrics_file
+from tekoa.store import errors
 
 
 def lines(path):
@@ -59,7 +60,7 @@ def test_what_is_not_a_metrics_file_is_refused_in_bounded_memory(tmp_path, kind)
     if kind == "dangling link":
         assert read_metrics_file(path) == []
         return
-    with pytest.raises(ValueError, match=r"metrics\.jsonl.*Move it away"):
+    with pytest.raises(errors.DamagedError, match=r"metrics\.jsonl.*Move it away"):
         read_metrics_file(path)
 
 
@@ -83,7 +84,9 @@ def test_nan_is_null(tmp_path, summary):
 def test_a_file_of_another_program_is_refused(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('hello\n{"step": 1}\n')
-    with pytest.raises(ValueError, match="line 1, is not a JSON object with a 'step': 'hello'"):
+    with pytest.raises(
+        errors.DamagedError, match="line 1, is not a JSON object with a 'step': 'hello'"
+    ):
         MetricsFile(path)
 
 

@@ -107,6 +107,14 @@ def test_impossible_leaves_are_refused_by_every_reader(step, leaf, capsys):
     assert main.main(["inspect", str(step)]) in (0, 65)
 
 
+def test_metrics_larger_than_any_float_are_refused(step):
+    index = json.loads((step / "tekoa.json").read_text())
+    index["metrics"]["loss"] = 10**400
+    seal(step, "tekoa.json", json.dumps(index).encode())
+    assert outcome(store.load, step) == "refused"
+    assert main.main(["inspect", str(step)]) == 65
+
+
 @pytest.mark.parametrize("dtype", [",8", "<,8", "<" + "9" * 5000, "|O"])
 def test_impossible_dtypes_of_zarr_arrays_are_refused(tmp_path, dtype):
     step = t5x.write(tmp_path, 3, {"target": {"w": np.arange(9.0)}}, axes={"target": {"w": ()}})

@@ -50,6 +50,13 @@ NAMES = [
     "train/events.out.tfevents.9",
     "eval",
     "eval/last_evaluated_ckpt",
+    "eval/evaluations.jsonl",
+    "eval/high_accuracy/scores.json",
+    "metrics.jsonl",
+    "early_stop.json",
+    "rewind.json",
+    "source",
+    "set_aside-6",
     f"eval/.pin-{HEX}",
     "eval/high_accuracy",
     "eval/high_accuracy/score",
@@ -162,8 +169,9 @@ def store_saves(run):
 
 FLAGS = ["--train_pattern=train", "--eval_pattern=eval", "--max_train_steps=9"]
 EVAL_FLAGS = ["--max_train_steps=6", "--save_high=accuracy", "--check_ckpt_every_secs=0"]
+STOP_FLAGS = ["--valid_pattern=valid", "--early_stop=accuracy:5:max"]
 COMMANDS = {
-    "train": lambda run: main.main(["train", TINY, f"--model_dir={run}", *FLAGS]),
+    "train": lambda run: main.main(["train", TINY, f"--model_dir={run}", *FLAGS, *STOP_FLAGS]),
     "eval_wait": lambda run: main.main(
         ["eval_wait", TINY, f"--model_dir={run}", *FLAGS[:2], *EVAL_FLAGS]
     ),
@@ -179,6 +187,10 @@ pieces = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(sorted(KINDS)),
 
 def check(world, pieces, commands, capsys):
     scratch = world / "scratch"
+    for folder, folders, _ in os.walk(scratch):
+        for name in folders:  # Only root can list what is forbidden.
+            path = pathlib.Path(folder, name)
+            path.is_symlink() or path.chmod(0o700)
     shutil.rmtree(scratch, ignore_errors=True)
     run = scratch / "run"
     shutil.copytree(world / "run", run)

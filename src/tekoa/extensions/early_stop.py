@@ -9,6 +9,7 @@ from typing import Literal
 
 from tekoa.core import files
 from tekoa.loop.checkpoint import Checkpoint, find_metric
+from tekoa.store import errors
 from tekoa.store.commit import durable
 
 _MAX_BYTES = 2**26
@@ -105,5 +106,11 @@ def _read_values(path: pathlib.Path) -> dict[int, float]:
         return {int(step): float(value) for step, value in values.items()}
     except FileNotFoundError:
         return {}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} was not written by EarlyStopping: {error}") from None
+    except PermissionError:
+        raise  # This is no damage.
+    except (OSError, AttributeError, TypeError, ValueError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise errors.DamagedError(
+            f"{path}: was not written by EarlyStopping: {reason}. Restore it from a backup, or "
+            "remove it to forget the earlier validations."
+        ) from None

@@ -21,6 +21,7 @@ from tekoa.core import files
 from tekoa.extensions import outbox
 from tekoa.extensions.checkpoint_files import flat_metrics
 from tekoa.loop.checkpoint import Checkpoint
+from tekoa.store import errors
 from tekoa.store.commit import durable
 
 FILE_NAME = "metrics.jsonl"
@@ -142,7 +143,7 @@ def read_metrics_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the lines of a metrics file; the last one is left out if a kill cut it off.
 
     Raises:
-        ValueError: If it is not a file, or if another line is not a JSON object with a step.
+        errors.DamagedError: If it is not a file, or if another line is not such an object.
     """
     rows = []
     try:
@@ -154,14 +155,16 @@ def read_metrics_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
                     rows.append(row)
                 elif file.read(1):
                     start = line[:60].decode(errors="replace").rstrip()
-                    raise ValueError(
+                    raise errors.DamagedError(
                         f"{path}, line {len(rows) + 1}, is not a JSON object with a 'step': "
                         f"{start!r}. {_ADVICE}"
                     )
     except FileNotFoundError:
         pass
+    except PermissionError:
+        raise  # This is no damage.
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None
+        raise errors.DamagedError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None
     return rows
 
 

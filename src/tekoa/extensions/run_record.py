@@ -67,6 +67,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         return facts
     except FileNotFoundError:
         return {}
+    except PermissionError:
+        raise  # This is no damage.
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise errors.DamagedError(

@@ -299,7 +299,7 @@ class Store:
             return self._metrics[step]
         try:
             return read_index(paths.step_dir(self.directory, step)).metrics
-        except errors.DamagedError:
+        except (errors.DamagedError, PermissionError):
             return {}  # Written by another program, or damaged.
 
     def restore(self, targets: Mapping[str, PyTree], **options: Any) -> LoadedStep | None:

@@ -210,7 +210,7 @@ def test_metrics_are_lines_of_json_and_each_step_is_there_once(tmp_path, capsys)
     assert [row["step"] for row in rows] == [0, 3, 6, 9, 12]
     assert rows[3]["train/loss"] != 77.0
     path.write_text("hello\nworld\n")
-    assert main.main([*command, "--max_train_steps=15"]) == ExitCode.USAGE
+    assert main.main([*command, "--max_train_steps=15"]) == ExitCode.DAMAGED
     assert "is not a JSON object with a 'step'" in capsys.readouterr().err
 
 

@@ -251,6 +251,8 @@ def _report(error: BaseException) -> int | None:
         code = _exit_code(error)
         if code is not None:
             text = "interrupted." if isinstance(error, KeyboardInterrupt) else _in_flags(str(error))
+            if isinstance(error, PermissionError) and error.filename is not None:
+                text = f"{error.filename}: {error.strerror}. Check its owner and its permissions."
             if code == ExitCode.PEER_LOST:
                 text = f"another process was lost: {text} Restart all processes to resume."
             print(messages.printable(f"tekoa: {text}"), file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ def run_inspect(directory: str, config: RunConfig) -> int:
     is_damaged = any(info.problem for info in steps)
     try:
         _print_run(path.parent if is_step else path)
-    except errors.DamagedError as error:
+    except (errors.DamagedError, PermissionError) as error:
         is_damaged = True
         print(printable(error))
     print(f"{'step':>10} {'format':8} {'MB':>9}  state")
@@ -45,7 +45,7 @@ def run_inspect(directory: str, config: RunConfig) -> int:
     for folder in _best_folders(path):
         try:
             value = score.BestScore(folder / score.NAME, mode="max").value
-        except errors.DamagedError as error:
+        except (errors.DamagedError, PermissionError) as error:
             is_damaged = True
             print(printable(error))
             continue

@@ -252,17 +252,11 @@ def _stages(
     if run.config.json:
         yield check_log.print_check_as_json
     points = tensorboard.SummaryWriter(runs.subdirectory(run, "train"), params=True)
-    for writer in (points, _metrics_file(run)):
+    lines = metrics_file.MetricsFile(run.model_dir / metrics_file.FILE_NAME)
+    for writer in (points, lines):
         # What an earlier start wrote after this step belongs to a history that is not continued.
         writer.discard_after(loop.step)
         yield stack.enter_context(contextlib.closing(writer))
-
-
-def _metrics_file(run: runs.Run) -> metrics_file.MetricsFile:
-    try:
-        return metrics_file.MetricsFile(run.model_dir / metrics_file.FILE_NAME)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _writer(

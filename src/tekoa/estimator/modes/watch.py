@@ -245,7 +245,7 @@ class Watcher:
                 self._commits[step] = signature, identity.commit_id(path)
             except FileNotFoundError:
                 return None
-            except errors.StoreError:
+            except (errors.StoreError, PermissionError):
                 self._commits[step] = signature, _UNREADABLE  # The evaluation reports why.
         return self._commits[step][1]
 
@@ -267,7 +267,7 @@ class Watcher:
                 if self._group.is_writer:
                     commit = identity.commit_id(path)
                     self._copy_if_best(path, metrics)
-        except (errors.StepGoneError, errors.DamagedError) as error:
+        except (errors.StepGoneError, errors.DamagedError, PermissionError) as error:
             print(f"Step {step} cannot be evaluated: {error}", flush=True)
             self._failed.add((step, known.digest))
             return None

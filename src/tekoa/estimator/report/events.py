@@ -37,8 +37,8 @@ def read_curves(
 
     Args:
         directory: The directory of the files.
-        problems: If set, a line is added for each damaged file, and its points up to the damage
-            are used.
+        problems: If set, a line is added for each damaged or forbidden file, and its points up to
+            the damage are used.
         without: Leave out the tags that contain this text, which saves their time.
 
     Raises:
@@ -49,7 +49,7 @@ def read_curves(
         try:
             for event in _events(path, without.encode()):
                 _add_points(curves, event, start)
-        except errors.DamagedError as error:
+        except (errors.DamagedError, PermissionError) as error:
             if problems is None:
                 raise
             problems.append(str(error))
@@ -88,6 +88,8 @@ def _events(path: pathlib.Path, without: bytes) -> Iterator[Any]:
                 at = file.tell()
     except tfrecord.TruncatedRecordError:
         return
+    except PermissionError:
+        raise  # This is no damage.
     except (tfrecord.RecordError, DecodeError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise errors.DamagedError(f"{path}: is damaged at byte {at}: {reason}.") from None

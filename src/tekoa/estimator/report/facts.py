@@ -109,10 +109,10 @@ def is_run(directory: pathlib.Path) -> bool:
 
 
 def _if_valid(read: Callable[[], T], problems: list[str]) -> T | None:
-    """Returns what a function reads; if the file is damaged, adds a line and returns None."""
+    """Returns what a function reads; if that is impossible, adds a line and returns None."""
     try:
         return read()
-    except errors.DamagedError as error:
+    except (errors.DamagedError, PermissionError) as error:
         problems.append(str(error))
         return None
 

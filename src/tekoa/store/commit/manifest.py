@@ -105,13 +105,14 @@ def read(directory: str | os.PathLike[str]) -> Manifest:
 
     Raises:
         FileNotFoundError: If the step has none; other programs write none.
+        PermissionError: If it may not be read, which is no damage.
         errors.DamagedError: If it is truncated, altered or lists files outside the step.
         errors.NewerVersionError: If a later version of Tekoa wrote it.
     """
     path = pathlib.Path(directory) / paths.MANIFEST
     try:
         data = files_lib.read_bytes(path, max_bytes=_MAX_BYTES)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         raise
     except OSError as error:
         raise errors.DamagedError(f"{path}: cannot be read: {error.strerror}.") from None
@@ -178,6 +179,8 @@ def check(directory: str | os.PathLike[str], manifest: Manifest, verify: Verify)
             n_bytes = files_lib.size(path)
         except (FileNotFoundError, NotADirectoryError):
             raise errors.DamagedError(f"{path}: the file is missing.") from None
+        except PermissionError:
+            raise  # This is no damage.
         except OSError as error:
             raise errors.DamagedError(f"{path}: {error.strerror}.") from None
         if n_bytes != size:

@@ -78,6 +78,8 @@ class BestScore:
             value = float(text)
         except FileNotFoundError:
             return None
+        except PermissionError:
+            raise  # This is no damage.
         except (OSError, ValueError) as error:
             raise errors.DamagedError(
                 f"{self._path}: is not a number ({error}). Write the best score so far into "

@@ -94,7 +94,17 @@ def read_index(directory: pathlib.Path) -> Index:
             raise ValueError(f"step {index.step!r}")
         check_nesting(index.leaves)
         return index
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except PermissionError:
+        raise  # This is no damage.
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
         raise errors.DamagedError(f"{path}: the index is unreadable: {error!r}.") from error
 
 

@@ -137,15 +137,17 @@ class BestCopies:
                 digests[step] = identity.commit_id(path).digest
         try:
             rows = json.loads(files.read_bytes(self._directory / SCORES, max_bytes=2**24))
-            entries = [(int(row["step"]), str(row["commit"]), row["value"]) for row in rows]
+            entries = [(int(row["step"]), str(row["commit"]), float(row["value"])) for row in rows]
         except FileNotFoundError:
             return self._read_text(digests)
-        except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+        except PermissionError:
+            raise  # This is no damage.
+        except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError, OSError) as error:
             raise errors.DamagedError(
                 f"{self._directory / SCORES}: cannot be read ({error}). Delete it to start from "
                 "scratch; the copies stay until there is a better one."
             ) from None
-        return {n: (d, float(value)) for n, d, value in entries if digests.get(n) == d}
+        return {n: (d, value) for n, d, value in entries if digests.get(n) == d}
 
     def _read_text(self, digests: dict[int, str]) -> dict[int, tuple[str, float]]:
         """Reads the score of an earlier version, which belongs to the newest copy."""

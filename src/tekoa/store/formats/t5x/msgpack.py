@@ -44,6 +44,8 @@ def read(path: pathlib.Path) -> Any:
             if not start or not (start[0] >> 4 == 0x8 or start[0] in (0xDE, 0xDF)):
                 raise errors.DamagedError(f"{path}: is not a msgpack checkpoint: it has no map.")
             return unpack(start + file.read(), str(path))
+    except PermissionError:
+        raise  # This is no damage.
     except OSError as error:
         raise errors.DamagedError(f"{path}: cannot be read: {error.strerror}.") from None
     except MemoryError:

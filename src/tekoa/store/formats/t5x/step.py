@@ -121,7 +121,7 @@ def _read_step(path: pathlib.Path, state: dict[str, Any]) -> int:
         step = paths.parse_step(path.name)
     try:
         return int(step)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise errors.DamagedError(f"{path / paths.T5X}: has no step number.") from None
 
 

@@ -196,6 +196,8 @@ def _file_sizes(directory: pathlib.Path, folder: pathlib.Path) -> dict[str, int]
             raise errors.UnsafeError(f"{entry.path}: is a link; links are not followed.")
     try:
         return {entry.name: files.size(entry.path) for entry in entries}
+    except PermissionError:
+        raise  # This is no damage.
     except OSError as error:
         raise errors.DamagedError(f"{error.filename}: {error.strerror}.") from None
 
@@ -210,6 +212,8 @@ def _check_zarray(folder: pathlib.Path, spec: Spec, sizes: dict[str, int]) -> No
         compressor = stored["compressor"] and stored["compressor"]["id"]
         separator = stored.get("dimension_separator", ".")
         dtype = _parse_dtype(stored["dtype"], str(path))
+    except PermissionError:
+        raise  # This is no damage.
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise errors.DamagedError(f"{path}: is unreadable: {error!r}.") from error
     if shape != spec.shape or dtype.name != spec.dtype:
