@@ -84,6 +84,19 @@ def test_logits_equal_numpy(params, apply, tokens):
     np.testing.assert_allclose(logits[1], numpy_logits(scattered, tokens[1]), rtol=1e-3, atol=1e-4)
 
 
+def test_a_packed_document_is_predicted_as_if_alone(params, apply, tokens):
+    batch = {
+        "tokens": np.concatenate([tokens[0, :4], tokens[1, :3], [0, 0]])[None],
+        "segments": np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0]]),
+        "positions": np.array([[0, 1, 2, 3, 0, 1, 2, 0, 1]]),
+    }
+    inputs, segments = transformer_lm.model_inputs(batch, start_id=7)
+    packed = apply(params, inputs, segments)[0]
+    alone = apply(params, transformer_lm.model_inputs({"tokens": tokens}, start_id=7))
+    np.testing.assert_allclose(packed[:4], alone[0, :4], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(packed[4:7], alone[1, :3], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("at", [0, 4, 8])
 def test_a_token_affects_no_earlier_position(params, apply, tokens, at):
     changed = tokens.copy()
@@ -186,7 +199,7 @@ def open_sample(config, batch_size=8):
 
 def test_inputs_are_shifted_by_one_token():
     batch = {"tokens": np.array([[5, 6, 7], [8, 9, 1]])}
-    inputs = transformer_lm.shift_tokens(batch, start_id=3)
+    inputs = transformer_lm.model_inputs(batch, start_id=3)
     assert inputs.tolist() == [[3, 5, 6], [3, 8, 9]]
 
 

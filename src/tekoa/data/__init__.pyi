@@ -5,6 +5,8 @@ from tekoa.data.jestimator import DataFn as DataFn
 from tekoa.data.jestimator import lines_iterator as lines_iterator
 from tekoa.data.jestimator import lm_data as lm_data
 from tekoa.data.jestimator import rec_data as rec_data
+from tekoa.data.mixing import mix as mix
+from tekoa.data.mixing import open_parts as open_parts
 from tekoa.data.patterns import filenames as filenames
 from tekoa.data.patterns import load as load
 from tekoa.data.prefetch import device_prefetch as device_prefetch
@@ -12,7 +14,8 @@ from tekoa.data.readers.base import ChangedDataError as ChangedDataError
 from tekoa.data.readers.base import DataError as DataError
 from tekoa.data.readers.base import Info as Info
 from tekoa.data.readers.base import describe as describe
-from tekoa.data.readers.tokens import TokenReader as TokenReader
-from tekoa.data.readers.tokens import Vocabulary as Vocabulary
-from tekoa.data.readers.tokens import tokens as tokens
 from tekoa.data.source import Source as Source
+from tekoa.data.text.documents import documents as documents
+from tekoa.data.text.tokens import TokenReader as TokenReader
+from tekoa.data.text.tokens import tokens as tokens
+from tekoa.data.text.vocabulary import Vocabulary as Vocabulary

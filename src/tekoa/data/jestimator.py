@@ -13,9 +13,9 @@ import numpy as np
 
 from tekoa.data import interop, patterns
 from tekoa.data.readers import files
-from tekoa.data.readers.tokens import TokenReader
 from tekoa.data.readers.views import Concatenated
 from tekoa.data.source import Source
+from tekoa.data.text.tokens import TokenReader
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tekoa.core import files as core_files
+from tekoa.data import mixing
 from tekoa.data.readers import lines, records, tables, tfds
 from tekoa.data.readers.base import DataError, Info, RandomAccess, Reader, RowRequest
 from tekoa.data.readers.images import arrays, folders
@@ -26,7 +27,8 @@ def load(pattern: Pattern) -> Source:
         pattern: A scheme (`digits://split=train`, `idx://DIR/split=train`, `npz://FILE`,
             `images://DIR/size=64`, `tfds://NAME/split=train`, `dummy://`), a path or glob of
             .jsonl, .csv, .parquet, .npz, .tfrecord, .array_record, image or text files, a
-            directory of images, several of them separated by commas, or a list.
+            directory of images, several of them separated by commas, or a list; or a mixture,
+            `mix://WEIGHT*PATTERN; WEIGHT*PATTERN`.
 
     Returns:
         A source of all examples, one file after the other. It is empty for `dummy://`, which
@@ -38,6 +40,8 @@ def load(pattern: Pattern) -> Source:
     >>> load('digits://split=train')[0]['label']
     array(0, dtype=int32)
     """
+    if isinstance(pattern, str) and mixing.is_mixture(pattern):
+        return mixing.open_parts(pattern, load)
     names = filenames(pattern)
     if not names:
         return Source(DummyReader())
@@ -53,11 +57,12 @@ def filenames(pattern: Pattern) -> list[str]:
     """Lists the files and schemes that a pattern matches; `dummy://` matches none.
 
     Raises:
-        DataError: If a path or glob matches no file, or a scheme is unknown.
+        DataError: If a path or glob matches no file, a scheme is unknown, or it is a mixture.
 
     >>> filenames('digits://split=train,dummy://')
     ['digits://split=train']
     """
+    mixing.without_mixture(pattern)
     if isinstance(pattern, Path):
         pattern = [str(pattern)]
     pieces = pattern.split(",") if isinstance(pattern, str) else pattern
@@ -83,7 +88,7 @@ def _expand(piece: str) -> list[str]:
     if kind not in _SCHEMES:
         raise DataError(
             f"The data pattern {piece!r} has the unknown scheme {kind!r}. The schemes are "
-            f"{sorted([*_SCHEMES, 'dummy'])}; for files, use their paths."
+            f"{sorted([*_SCHEMES, 'dummy', 'mix'])}; for files, use their paths."
         )
     return [piece]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tekoa.core import messages
-from tekoa.data.batching import permutation, stacking
+from tekoa.data.batching import buckets, packing, permutation, stacking
 from tekoa.data.batching.batches import Batches
-from tekoa.data.batching.order import BatchPlan, Remainder, Shuffle
+from tekoa.data.batching.order import BatchPlan, MakeOrder, Order, Remainder, Shuffle
 from tekoa.data.readers import base as readers
 from tekoa.data.readers import views
 
@@ -28,8 +28,13 @@ class Source:
     (32, 8, 8, 1)
     """
 
-    def __init__(self, reader: readers.Reader, *, epochs: int | None = 1):
-        self._reader, self._epochs = reader, epochs
+    def __init__(self, reader: readers.Reader, *, epochs: int | None = 1, order: MakeOrder = Order):
+        self._reader, self._epochs, self._order = reader, epochs, order
+
+    @property
+    def reader(self) -> readers.Reader:
+        """The reader of the examples."""
+        return self._reader
 
     @functools.cached_property
     def info(self) -> readers.Info:
@@ -75,7 +80,7 @@ class Source:
 
     def _map(self, apply: Callable[..., Any], fn: Callable[..., Any], block_rows: int) -> "Source":
         mapped = views.Mapped(self._reader, functools.partial(apply, fn), block_rows)
-        return Source(mapped, epochs=self._epochs)
+        return Source(mapped, epochs=self._epochs, order=self._order)
 
     def with_classes(self, classes: Sequence[str], *, unknown: int | None = None) -> "Source":
         """Returns a source with labels that are numbered by another list of classes.
@@ -105,11 +110,13 @@ class Source:
         table = np.array([numbers.get(name, unknown) for name in own], np.int32)
         renumber = functools.partial(views.apply_to_batch, functools.partial(_renumber, table))
         mapped = views.Mapped(self._reader, renumber, self._reader.block_rows, classes)
-        return Source(mapped, epochs=self._epochs)
+        return Source(mapped, epochs=self._epochs, order=self._order)
 
     def take(self, n: int) -> "Source":
         """Returns a source of the first `n` examples; -1 keeps all."""
-        return self if n < 0 else Source(views.part(self._reader, limit=n), epochs=self._epochs)
+        if n < 0:
+            return self
+        return Source(views.part(self.rows_for("take"), limit=n), epochs=self._epochs)
 
     def shard(self, index: int, count: int) -> "Source":
         """Returns a source of every `count`-th example, starting at `index`.
@@ -121,7 +128,8 @@ class Source:
             raise ValueError(f"shard needs 0 <= index < count, got {index} of {count}.")
         if count == 1:
             return self
-        return Source(views.part(self._reader, start=index, step=count), epochs=self._epochs)
+        rows = views.part(self.rows_for("shard"), start=index, step=count)
+        return Source(rows, epochs=self._epochs)
 
     def divide(self, fraction: float, *, seed: int = 0) -> tuple["Source", "Source"]:
         """Divides the examples at random into two sources, such as training and validation.
@@ -140,7 +148,7 @@ class Source:
         """
         if self._reader.is_stream:
             raise readers.DataError(f"{self._reader.name} is a stream and cannot be divided.")
-        n = len(self)
+        reader, n = self.rows_for("divide"), len(self)
         n_second = round(n * fraction)
         if not 0 < n_second < n:
             raise readers.DataError(
@@ -149,14 +157,97 @@ class Source:
         order = permutation.permute(np.arange(n), n, (seed, n))
         parts = np.sort(order[n_second:]), np.sort(order[:n_second])
         first, second = (
-            Source(views.Selected(self._reader, rows, f"part {i} of {fraction} by seed {seed}"))
+            Source(views.Selected(reader, rows, f"part {i} of {fraction} by seed {seed}"))
             for i, rows in enumerate(parts)
         )
         return first.repeat(self._epochs), second.repeat(self._epochs)
 
+    def pack(
+        self,
+        length: int,
+        *,
+        fields: Sequence[str] = ("tokens",),
+        lengths: Sequence[int] | np.ndarray | None = None,
+    ) -> "Source":
+        """Returns a source of rows of `length` tokens, each filled with several examples.
+
+        A row has the `fields`, `segments` (1, 2, ... for its documents, 0 for padding),
+        `positions` (from 0 in each document) and `token_mask` (False for padding). Which
+        documents share a row depends only on their lengths. Longer documents are cut into
+        pieces. `info.facts["padding"]` is the share of padding.
+
+        Args:
+            length: Tokens in a row.
+            fields: Fields to pack, of the same length in each example; others are dropped.
+            lengths: The length of each example, if known; otherwise all examples are read.
+
+        Raises:
+            DataError: If the data is a stream, or the examples have no such fields.
+
+        >>> from tekoa import data
+        >>> rows = data.as_source([{'tokens': [1, 2, 3]}, {'tokens': [4]}, {'tokens': [5, 6]}])
+        >>> {name: value.tolist() for name, value in rows.pack(5)[0].items()}
+        {'tokens': [1, 2, 3, 5, 6], 'segments': [1, 1, 1, 2, 2],
+         'positions': [0, 1, 2, 0, 1], 'token_mask': [True, True, True, True, True]}
+        """
+        if operator.index(length) < 1 or not fields:
+            raise ValueError(f"pack needs a length of at least 1 and fields, got {length}.")
+        packed = packing.PackedReader(self.rows_for("pack"), length, fields, lengths)
+        return Source(packed, epochs=self._epochs)
+
+    def bucket(
+        self,
+        limits: Sequence[int],
+        *,
+        fields: Sequence[str] = ("tokens",),
+        lengths: Sequence[int] | np.ndarray | None = None,
+    ) -> "Source":
+        """Returns a source whose batches have examples of similar length, padded to a limit.
+
+        Each batch is padded with zeros to the smallest of the `limits` that its examples need,
+        so there are as many shapes, and compilations, as limits. `token_mask` is False for
+        padding.
+
+        Args:
+            limits: Lengths to pad to, increasing.
+            fields: Fields to pad, of the same length in each example.
+            lengths: The length of each example, if known; otherwise all examples are read.
+
+        Raises:
+            DataError: If the data is a stream, or an example is longer than the last limit.
+
+        >>> from tekoa import data
+        >>> texts = data.as_source([{'tokens': [1]}, {'tokens': [2, 3, 4]}, {'tokens': [5, 6]}])
+        >>> [batch['tokens'].tolist() for batch in texts.bucket([2, 4]).batches(
+        ...     2, epochs=1, remainder='keep')]
+        [[[1, 0], [5, 6]], [[2, 3, 4, 0]]]
+        """
+        ordered = sorted({operator.index(limit) for limit in limits})
+        if not ordered or ordered[0] < 1 or ordered != list(limits) or not fields:
+            raise ValueError(
+                f"bucket needs increasing limits of at least 1, and fields; got {list(limits)} and "
+                f"{list(fields)}."
+            )
+        padded = buckets.PaddedReader(self.rows_for("bucket"), ordered, fields, lengths)
+        order = buckets.Buckets(padded.bucket_of_row, tuple(ordered))
+        return Source(padded, epochs=self._epochs, order=order)
+
     def repeat(self, epochs: int | None) -> "Source":
         """Returns a source of which one epoch is `epochs` passes; None repeats forever."""
-        return Source(self._reader, epochs=_multiply(self._epochs, epochs))
+        return Source(self._reader, epochs=_multiply(self._epochs, epochs), order=self._order)
+
+    def rows_for(self, purpose: str) -> readers.Reader:
+        """Returns the reader, for a method that chooses or combines rows.
+
+        Raises:
+            DataError: If the source has an order of its own, as a mixture has.
+        """
+        if self._order is not Order:
+            raise readers.DataError(
+                f"{self._reader.name} is a mixture or has length buckets, and {purpose} would lose "
+                f"its order. Use {purpose} on the sources before they are mixed or bucketed."
+            )
+        return self._reader
 
     def batches(
         self,
@@ -206,7 +297,8 @@ class Source:
             remainder=remainder,
             shard=shard,
         )
-        return Batches(self.take(take)._reader, plan, n_workers=workers)
+        source = self.take(take)
+        return Batches(source.reader, plan, n_workers=workers, make_order=source._order)
 
 
 def _renumber(table: np.ndarray, batch: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class BatchFeed:
         self._iterator = interop.iterate(data)
         self._split = split
         self._form: Any = None
+        self._shapes: list[Any] = []
         self._last: Any = None
         self._peeked: list[Any] = []
 
@@ -47,7 +48,7 @@ class BatchFeed:
         return self._peeked[0]
 
     def next(self) -> Any:
-        """Returns the next batch; logs a warning if shapes or dtypes change.
+        """Returns the next batch; logs a warning if shapes or dtypes are new.
 
         Raises:
             StopIteration: If the data has ended.
@@ -72,7 +73,10 @@ class BatchFeed:
                     f"The structure of the batches changed from {before} to {after}. All batches "
                     "of a run must have the same structure."
                 )
-            _log.warning("Batch changed from %s to %s; recompiling the step.", before, after)
+            if form not in self._shapes:
+                _log.warning("Batch changed from %s to %s; recompiling the step.", before, after)
+        if form not in self._shapes:
+            self._shapes.append(form)
         self._form, self._last = form, batch
 
     @property

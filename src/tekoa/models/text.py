@@ -18,17 +18,25 @@ SAMPLE = "sample://split="
 
 
 def open_text(
-    pattern: str, vocab_path: str | None, seq_length: int, *, train: bool = False
+    pattern: str,
+    vocab_path: str | None,
+    seq_length: int,
+    *,
+    train: bool = False,
+    pack: bool = False,
 ) -> Source:
-    """Opens text as a stream of tokens, cut into sequences of `seq_length`.
+    """Opens text as sequences of `seq_length` tokens.
 
     Args:
         pattern: Text files, or `sample://split=train`, valid or test: the text that is part of
             the package, with its own vocabulary.
-        vocab_path: File of `word count` lines; None uses the bytes of the files as tokens.
+        vocab_path: File of `word count` lines, or a tokenizer.json; None uses the bytes of the
+            files as tokens.
         seq_length: Tokens in a sequence.
         train: If true, each epoch starts at another offset. If false, each token occurs once, in
             order; the last sequence is padded, and its `token_mask` is False there.
+        pack: If true, each line is a document by itself, and a sequence has several documents
+            that do not see each other. If false, the lines form one stream, which is cut.
 
     Raises:
         DataError: If the text does not exist, or contains words that are not in the vocabulary.
@@ -42,15 +50,20 @@ def open_text(
                 f"{pattern} has its own vocabulary, but vocab_path is {vocab_path!r}. Name text "
                 "files for training, validation and evaluation, or do not set vocab_path."
             )
-        return _open_sample(pattern, seq_length, train=train)
-    return data.tokens(pattern, vocab_path, seq_length, random_skip=train)
+        return _open_sample(pattern, seq_length, train=train, pack=pack)
+    if not pack:
+        return data.tokens(pattern, vocab_path, seq_length, random_skip=train)
+    return data.open_parts(pattern, lambda part: data.documents(part, vocab_path).pack(seq_length))
 
 
-def _open_sample(pattern: str, seq_length: int, *, train: bool) -> Source:
+def _open_sample(pattern: str, seq_length: int, *, train: bool, pack: bool) -> Source:
     split = pattern.removeprefix(SAMPLE)
     if split not in sample_text.SPLITS:
         raise DataError(f"{pattern!r}: no such split; choose from {list(sample_text.SPLITS)}.")
     words = data.Vocabulary(sample_text.vocabulary(), "the sample's vocabulary")
+    if pack:
+        lines = [{"text": line} for line in sample_text.text(split).splitlines()]
+        return data.documents(lines, words).pack(seq_length)
     stream = words.encode(sample_text.text(split).encode(), pattern)
     return Source(
         data.TokenReader(

@@ -5,6 +5,8 @@ import sys
 import numpy as np
 import pytest
 
+import tekoa
+from tekoa import data
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.modes import inspect
 from tekoa.store import t5x
@@ -22,6 +24,27 @@ def test_inspect_shows_steps_and_metrics(trained, capsys):
     assert out.count("valid, checksums match") == 4
     assert out.count(" native ") == 4
     assert "train/valid_test_accuracy" in out
+
+
+def test_examples_of_a_mixture_are_counted(tmp_path, capsys):
+    source = data.as_source({"x": np.ones((6, 2), np.float32), "y": np.ones(6, np.float32)})
+    batches = data.mix({"a": source, "b": source}, {"a": 3, "b": 1}).batches(4)
+    tekoa.fit(
+        {"w": np.zeros(2, np.float32)},
+        batches,
+        apply=lambda params, x: x @ params["w"],
+        loss="mse",
+        optimizer="sgd",
+        inputs="x",
+        targets="y",
+        steps=5,
+        directory=tmp_path / "run",
+        show_progress=False,
+    )
+    assert run(tmp_path / "run") == 0
+    last = capsys.readouterr().out.split("valid, checksums match")[-1]
+    assert "15 examples of a" in last
+    assert "5 examples of b" in last
 
 
 def test_damage_is_shown_and_sets_the_exit_code(trained, tmp_path, capsys):

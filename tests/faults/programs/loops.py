@@ -90,3 +90,23 @@ def nnx_loop(reader):
 
 def frequent_loop(reader):
     return make_loop(reader, LinenModel(), n_steps=300, n_steps_per_checkpoint=2)
+
+
+def mixed_batches():
+    """A mixture of packed documents, in which the smaller source starts over again and again."""
+    rng = np.random.default_rng(0)
+    sources = {}
+    for name, n in (("long", 90), ("short", 25)):
+        documents = [{"tokens": rng.normal(size=size)} for size in rng.integers(1, 6, n)]
+        sources[name] = data.as_source(documents).pack(6)
+    return data.mix(sources, {"long": 0.6, "short": 0.4}).map_batch(inputs_of_tokens)
+
+
+def inputs_of_tokens(batch):
+    x = np.where(batch["token_mask"], batch["tokens"], 0.0).astype(np.float32)
+    return {"x": x + batch["segments"], "y": np.sin(x.sum(1))}
+
+
+def mixed_loop(reader):
+    feed = mixed_batches().batches(12, seed=7, shuffle=True)
+    return make_loop(reader, LinenModel(), feed)

@@ -12,6 +12,7 @@ from tekoa.loop.engine.flat_state import StateCodec
 from tekoa.loop.engine.programs import Programs
 from tekoa.loop.feed import BatchFeed
 from tekoa.loop.task import ModelTraining, TrainTask
+from tekoa.loop.train import TrainLoop
 from tekoa.sharding.placement import Placement
 
 
@@ -104,3 +105,16 @@ def test_a_held_state_is_not_overwritten(run):
     running.advance(2)
     assert int(state.step) == 0
     assert int(running.state.step) == 2
+
+
+def test_batches_of_different_shapes_are_not_grouped(line):
+    """Length buckets: groups of equal shapes run together, the others one by one."""
+
+    def final(steps_per_dispatch):
+        x, y = line.data(1)[0]
+        data = [(x[:n], y[:n]) for n in (4, 4, 2, 4, 2, 2, 4, 4, 4)]
+        task = TrainTask(optimizer=optax.sgd(0.1), loss=line.mse, data=data, apply=line.apply)
+        loop = TrainLoop(line.params, task, n_steps=9, steps_per_dispatch=steps_per_dispatch)
+        return list(loop)[-1].state.params
+
+    jax.tree.map(np.testing.assert_array_equal, final(2), final(1))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tekoa.data.batching import stacking, workers
-from tekoa.data.batching.order import BatchPlan, BatchRows, Order
+from tekoa.data.batching.order import BatchPlan, BatchRows, MakeOrder, Order
 from tekoa.data.readers.base import ChangedDataError, DataError, Reader
 
 VERSION = 1
@@ -24,9 +24,9 @@ _ORDERED_ROWS = 8192
 class BatchMaker:
     """Creates any batch of a plan from its number; can be sent to another process."""
 
-    def __init__(self, reader: Reader, plan: BatchPlan):
+    def __init__(self, reader: Reader, plan: BatchPlan, make_order: MakeOrder):
         self.reader, self.plan = reader, plan
-        self.order = Order(reader, plan)
+        self.order = make_order(reader, plan)
         n_local = plan.batch_size // plan.shard[1]
         # A stream is read no further than needed, so that its position stays exact.
         self.block = 1 if reader.is_lazy else max(1, reader.block_rows // n_local)
@@ -85,8 +85,15 @@ class Batches(Iterator[Any]):
     array([2, 3])
     """
 
-    def __init__(self, reader: Reader, plan: BatchPlan, *, n_workers: int = 0):
-        self._maker = BatchMaker(reader, plan)
+    def __init__(
+        self,
+        reader: Reader,
+        plan: BatchPlan,
+        *,
+        n_workers: int = 0,
+        make_order: MakeOrder = Order,
+    ):
+        self._maker = BatchMaker(reader, plan, make_order)
         if not reader.is_lazy:
             self._maker.order.n_batches()  # Rejects an impossible plan before training starts.
         self._pool = workers.Pool(self._maker, n_workers) if n_workers else None
@@ -99,6 +106,11 @@ class Batches(Iterator[Any]):
     def n_batches(self) -> int | None:
         """Total number of batches, or None if endless; may read the data to its end."""
         return self._maker.order.n_batches()
+
+    @property
+    def examples_per_source(self) -> dict[str, int]:
+        """How many examples of each source of a mixture were returned; empty if it is none."""
+        return self._maker.order.examples_per_source(self._next)
 
     def __next__(self) -> Any:
         at = self._next - self._block_start
@@ -124,6 +136,8 @@ class Batches(Iterator[Any]):
         if self._maker.reader.is_lazy and self._pool is None:
             floor = self._maker.order.floor(self._next)
             state["anchor"] = self._maker.reader.anchor(floor)
+        if counts := self.examples_per_source:
+            state["examples_per_source"] = counts
         return state
 
     def seek(self, i: int) -> None:

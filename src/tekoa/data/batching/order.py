@@ -11,7 +11,7 @@ batches are the global batch.
 
 import dataclasses
 import sys
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -89,14 +89,66 @@ class BatchRows(NamedTuple):
         )
 
 
+class BatchOrder(Protocol):
+    """Which rows form batch i; `Order`, or the order of a mixture or of length buckets."""
+
+    @property
+    def kind(self) -> str:
+        """Short name of the order, part of the fingerprint of a saved position."""
+        ...
+
+    def n_batches(self) -> int | None:
+        """Returns the number of batches of the run, or None if it is endless."""
+        ...
+
+    def rows(self, first: int, n_batches: int) -> BatchRows:
+        """Returns the rows of `n_batches` batches from number `first` on, or fewer at the end."""
+        ...
+
+    def floor(self, batch: int) -> tuple[int, int]:
+        """Returns the epoch and the lowest row that this batch and later ones can need."""
+        ...
+
+    def examples_per_source(self, batch: int) -> dict[str, int]:
+        """Returns how many examples of each mixed source the batches before this one have."""
+        ...
+
+
+class MakeOrder(Protocol):
+    """Creates the order of a reader's rows under a plan; can be sent to another process."""
+
+    def __call__(self, reader: Reader, plan: BatchPlan, /) -> BatchOrder: ...
+
+
+def local_rows(plan: BatchPlan) -> np.ndarray:
+    """Returns which rows of a global batch belong to the plan's shard."""
+    n_local = plan.batch_size // plan.shard[1]
+    return np.arange(n_local) + plan.shard[0] * n_local
+
+
+def count_batches(n_examples: int, plan: BatchPlan, name: str) -> int:
+    """Returns how many batches a number of examples makes.
+
+    Raises:
+        DataError: If it makes none.
+    """
+    n_full, n_rest = divmod(n_examples, plan.batch_size)
+    n_batches = n_full + (n_rest > 0 and plan.remainder != "drop")
+    if n_batches == 0:
+        raise DataError(
+            f"{name} has fewer examples ({n_examples} in {plan.epochs} epochs) than one batch "
+            f"({plan.batch_size}). Use remainder='pad' or 'keep', or a smaller batch."
+        )
+    return n_batches
+
+
 class Order:
     """The order in which a reader's rows are batched under a plan."""
 
     def __init__(self, reader: Reader, plan: BatchPlan):
         self._reader, self._plan = reader, plan
         self._group = plan.consecutive or 1
-        n_local = plan.batch_size // plan.shard[1]
-        self._local = np.arange(n_local) + plan.shard[0] * n_local
+        self._local = local_rows(plan)
         self._window = self._shuffle_window()
 
     @property
@@ -164,6 +216,10 @@ class Order:
             at = at // self._window * self._window if self._window else 0
         return epoch, at * self._group
 
+    def examples_per_source(self, batch: int) -> dict[str, int]:
+        """Returns nothing: there is one source."""
+        return {}
+
     def _shuffle(self, at: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         """Maps each position in an epoch to its item in the shuffled order."""
         if not self._plan.shuffle or not at.size:
@@ -211,12 +267,4 @@ class Order:
             raise DataError(f"{self._reader.name} has no {rows}, so it has no batches.")
         if plan.epochs is None:
             return None
-        total = n_groups * plan.epochs
-        n_full, n_rest = divmod(total, plan.batch_size)
-        n_batches = n_full + (n_rest > 0 and plan.remainder != "drop")
-        if n_batches == 0:
-            raise DataError(
-                f"{self._reader.name} has fewer examples ({total} in {plan.epochs} epochs) than "
-                f"one batch ({plan.batch_size}). Use remainder='pad' or 'keep', or a smaller batch."
-            )
-        return n_batches * self._group
+        return count_batches(n_groups * plan.epochs, plan, self._reader.name) * self._group

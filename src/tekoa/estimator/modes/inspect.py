@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 from tekoa.core import files
 from tekoa.core.messages import array_text, printable
@@ -80,6 +81,19 @@ def _print_step(info: inspect.StepInfo) -> None:
     print(printable(state))
     for name, value in info.metrics.items():
         print(f"{'':30} {printable(name)} {value:.6g}")
+    for name, count in _examples_per_source(info.meta).items():
+        print(f"{'':30} {count} examples of {printable(name)}")
+
+
+def _examples_per_source(meta: dict[str, Any]) -> dict[str, int]:
+    """Returns the examples of each source of a mixture, from the data position of a step."""
+    state = meta.get("data_state")
+    if isinstance(state, dict) and isinstance(state.get("batches"), dict):
+        state = state["batches"]
+    counts = state.get("examples_per_source") if isinstance(state, dict) else None
+    if not isinstance(counts, dict):
+        return {}
+    return {name: count for name, count in counts.items() if isinstance(count, int)}
 
 
 def _print_arrays(path: pathlib.Path) -> None:

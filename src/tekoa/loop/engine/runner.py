@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from tekoa.core import nonfinite
 from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.trees import PyTree
@@ -163,6 +165,8 @@ class Runner:
         queue = self._queue
         if self.is_exhausted and len(queue) <= n:
             n = 1
+        if n > 1 and not _have_same_shapes(queue[:n]):
+            n = 1  # Batches of different lengths cannot be stacked.
         group, self._queue = queue[:n], queue[n:]
         return group, n_left == 0 or (self.is_exhausted and len(queue) == 1)
 
@@ -203,3 +207,8 @@ class Runner:
             self._current[:] = [replayed]
             self._is_held = False
         self._rollback.close()
+
+
+def _have_same_shapes(batches: list[Any]) -> bool:
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(batch)] for batch in batches]
+    return all(shape == shapes[0] for shape in shapes)

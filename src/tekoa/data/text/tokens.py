@@ -1,19 +1,17 @@
-"""Token streams for language models: text cut into sequences of equal length, and vocabularies."""
+"""Token streams for language models: text cut into sequences of equal length."""
 
-import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tekoa.data import patterns
+from tekoa.data import mixing, patterns
 from tekoa.data.batching import permutation
 from tekoa.data.readers import files
 from tekoa.data.readers.base import Batch, DataError, RandomAccess, RowRequest, describe
 from tekoa.data.source import Source
-
-START, END, UNKNOWN = "<s>", "</s>", "<unk>"
+from tekoa.data.text.vocabulary import read_vocabulary
 
 # Separates the random skip of an epoch from other numbers with the same seed and epoch.
 _SKIP = 0x5C1B
@@ -34,8 +32,10 @@ def tokens(
 
     Args:
         path: Text files (pattern or list), read one after the other; each line ends in `</s>`.
-        vocab_path: File with one `word count` pair per line; only the words are used. If None,
-            the bytes of the files are the tokens, without end markers.
+            A `mix://` pattern mixes the sequences of several texts.
+        vocab_path: File with one `word count` pair per line, of which only the words are used, or
+            the tokenizer.json of a Hugging Face tokenizer. If None, the bytes of the files are
+            the tokens, without end markers.
         seq_length: Number of tokens in an example.
         random_skip: For training: each epoch starts at a random one of the first `seq_length`
             tokens, and the incomplete sequences at both ends are dropped. If False, the stream
@@ -47,6 +47,10 @@ def tokens(
     """
     if seq_length < 1:
         raise ValueError(f"seq_length must be at least 1, got {seq_length}.")
+    if isinstance(path, str) and mixing.is_mixture(path):
+        return mixing.open_parts(
+            path, lambda part: tokens(part, vocab_path, seq_length, random_skip=random_skip)
+        )
     paths = patterns.filenames(path)
     if not paths:
         raise DataError(f"{path!r} matches no text file. Pass the path or glob of a text file.")
@@ -99,80 +103,3 @@ class TokenReader(RandomAccess):
         starts = request.rows * self._seq_length + np.array(skips, np.int64)[inverse]
         at = starts[:, None] + np.arange(self._seq_length)
         return {"tokens": self._stream.take(at, mode="clip"), "token_mask": at < len(self._stream)}
-
-
-class Vocabulary:
-    """Maps words to their index in a list.
-
-    >>> Vocabulary(['<s>', '</s>', 'a', 'b']).encode(b'a b a', 'a file')
-    array([2, 3, 2, 1], dtype=int32)
-    """
-
-    def __init__(self, words: list[str], name: str = "vocabulary"):
-        self.words, self._name = words, name
-        self._ids = {word: at for at, word in enumerate(words)}
-        if END not in self._ids:
-            raise DataError(f"{name} has no {END!r}, which marks the end of a line. Add it.")
-        self.end_id = self._ids[END]
-        self.start_id = self._ids.get(START)
-        self._unknown_id = self._ids.get(UNKNOWN)
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-    def encode(self, text: bytes, path: str | Path) -> np.ndarray:
-        """Converts text to token ids, with an end marker after each line.
-
-        Args:
-            text: UTF-8 text; words are separated by whitespace.
-            path: Where the text comes from, for messages.
-
-        Raises:
-            DataError: If a word is not in the vocabulary and there is no `<unk>`, or if the
-                text is not UTF-8.
-        """
-        ids = array.array("i")
-        for at, words in _lines_of_words(text, path):
-            if self._unknown_id is not None:
-                ids.extend([self._ids.get(word, self._unknown_id) for word in words])
-            else:
-                ids.extend([self._id_of(word, path, at) for word in words])
-            ids.append(self.end_id)
-        return np.array(ids, np.int32)
-
-    def _id_of(self, word: str, path: str | Path, line: int) -> int:
-        if word not in self._ids:
-            raise DataError(
-                f"{path}, line {line}: the word {word!r} is not in {self._name}. Add it, or add "
-                f"{UNKNOWN!r} for all unknown words."
-            )
-        return self._ids[word]
-
-
-def read_vocabulary(path: str | Path) -> Vocabulary:
-    """Reads a vocabulary: the first word of each line; the rest, such as a count, is ignored."""
-    line_of_word: dict[str, int] = {}
-    for at, columns in _lines_of_words(files.read_bytes(path), path):
-        if not columns:
-            raise DataError(f"{path}, line {at} is blank. A vocabulary has one word on each line.")
-        word = columns[0]
-        if word in line_of_word:
-            raise DataError(
-                f"{path}, line {at}: the word {word!r} is already on line {line_of_word[word]}. "
-                "Remove one of them."
-            )
-        line_of_word[word] = at
-    return Vocabulary(list(line_of_word), str(path))
-
-
-def _lines_of_words(text: bytes, path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number of each line, from 1, and its words."""
-    for at, line in enumerate(text.removesuffix(b"\n").split(b"\n"), start=1):
-        try:
-            words = line.decode("utf-8").split()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}, line {at}: byte {line[error.start]:#04x} at column {error.start + 1} "
-                "is not UTF-8. Save the file as UTF-8."
-            ) from None
-        yield at, words

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekoa import data
-from tekoa.data.readers.base import DataError, RowRequest
-from tekoa.data.readers.tokens import TokenReader, Vocabulary, read_vocabulary
+from tekoa.data.readers.base import RowRequest
+from tekoa.data.text.tokens import TokenReader
 
 
 @pytest.fixture
@@ -151,59 +151,3 @@ def test_penn_treebank_rows_continue_across_restarts(ptb):
         return source.batches(8, shuffle=True, seed=1, consecutive=4, shard=shard)
 
     check_continuity(make, stream, 4, 64)
-
-
-WORDS = ["<s>", "</s>", "the", "cat"]
-
-
-def test_each_line_ends_with_an_end_marker():
-    ids = Vocabulary(WORDS).encode(b" the cat \n\nthe\n", "file")
-    assert ids.tolist() == [2, 3, 1, 1, 2, 1]
-    assert ids.dtype == np.int32
-
-
-def test_last_line_without_newline_counts():
-    vocabulary = Vocabulary(WORDS)
-    assert (
-        vocabulary.encode(b"the\ncat", "f").tolist()
-        == vocabulary.encode(b"the\ncat\n", "f").tolist()
-    )
-
-
-def test_unknown_words_are_named_with_file_and_line():
-    with pytest.raises(DataError, match=r"book\.txt, line 2: the word 'dog' is not in"):
-        Vocabulary(WORDS).encode(b"the cat\nthe dog\n", "book.txt")
-
-
-def test_unknown_words_map_to_unk():
-    assert Vocabulary([*WORDS, "<unk>"]).encode(b"the dog", "f").tolist() == [2, 4, 1]
-
-
-def test_bad_utf8_is_named_with_file_and_line():
-    with pytest.raises(DataError, match=r"book\.txt, line 2: byte 0xe9 at column 4"):
-        Vocabulary([*WORDS, "<unk>"]).encode(b"the\ncaf\xe9\n", "book.txt")
-
-
-def test_vocabulary_file_of_words_and_counts(tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_text("<s> 0\n</s> 0\nthe 12\ncafé 3\nplain\n", encoding="utf-8")
-    vocabulary = read_vocabulary(path)
-    assert vocabulary.words == ["<s>", "</s>", "the", "café", "plain"]
-    assert (vocabulary.start_id, vocabulary.end_id, len(vocabulary)) == (0, 1, 5)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"</s> 0\nthe 1\nthe 2\n", r"line 3: the word 'the' is already on line 2"),
-        (b"</s> 0\n\nthe 1\n", "line 2 is blank"),
-        (b"the 1\n", "has no '</s>'"),
-        (b"</s> 0\n\xff 1\n", "line 2: byte 0xff at column 1 is not UTF-8"),
-        (b"", "is empty"),
-    ],
-)
-def test_invalid_vocabulary_file_raises(tmp_path, content, message):
-    path = tmp_path / "vocab.txt"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read_vocabulary(path)

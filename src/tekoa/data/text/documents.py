@@ -1,0 +1,92 @@
+"""Documents for language models: the tokens of one text each, of different lengths."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tekoa.data import interop
+from tekoa.data.batching import stacking
+from tekoa.data.readers.base import DataError, RandomAccess, RowRequest, describe
+from tekoa.data.source import Source
+from tekoa.data.text.vocabulary import Bytes, Tokenizer, Vocabulary, read_vocabulary
+
+# Texts that are tokenized in one call.
+_BLOCK = 4096
+
+
+def documents(
+    data: Any, vocab: Vocabulary | Tokenizer | str | Path | None = None, *, field: str = "text"
+) -> Source:
+    """Opens texts as documents: an example has the `tokens` of one text, with an end marker.
+
+    Examples have different lengths, so they need `pack` or `bucket` before they form batches.
+    Texts without a word are left out. All tokens are held in memory, 4 bytes each.
+
+    Args:
+        data: Anything that `as_source` accepts, with text in `field`: text files, of which each
+            line is a document, .jsonl or .parquet files, a `datasets.Dataset`, ...
+        vocab: A vocabulary, its file, or the tokenizer.json of a Hugging Face tokenizer; None uses
+            bytes as tokens.
+        field: The field of the text.
+
+    Raises:
+        DataError: If there is no such field, or no text.
+
+    >>> source = documents([{'text': 'to be'}, {'text': 'or not'}, {'text': 'be'}])
+    >>> source[2]['tokens'], len(source.pack(10))
+    (array([ 98, 101,  10], dtype=int32), 2)
+    """
+    # A mixture has no order of documents: they are packed first, and then mixed.
+    source = Source(interop.as_source(data).rows_for("documents"))
+    vocabulary = _vocabulary(vocab)
+    parts: list[np.ndarray] = []
+    for batch in source.batches(_BLOCK, epochs=1, remainder="keep"):
+        parts += vocabulary.encode_texts(_texts(batch, field, source))
+    if not parts:
+        raise DataError(f"{source.reader.name} contains no text in its field {field!r}.")
+    facts = {
+        "start_id": vocabulary.start_id,
+        "end_id": vocabulary.end_id,
+        "n_tokens": sum(map(len, parts)),
+    }
+    name = f"documents of {source.reader.name}, {len(vocabulary)} kinds"
+    return Source(DocumentReader(parts, name, n_classes=len(vocabulary), facts=facts))
+
+
+def _vocabulary(vocab: Any) -> Vocabulary | Tokenizer | Bytes:
+    if vocab is None:
+        return Bytes()
+    return read_vocabulary(vocab) if isinstance(vocab, (str, Path)) else vocab
+
+
+def _texts(batch: Any, field: str, source: Source) -> list[str]:
+    texts = batch.get(field) if isinstance(batch, dict) else None
+    if texts is None or not all(isinstance(text, str) for text in texts):
+        raise DataError(
+            f"{source.reader.name} has no text in a field {field!r}: its fields are "
+            f"{dict(source.info.dtypes)}. Name the field of the text."
+        )
+    return [text for text in texts if text.strip()]
+
+
+class DocumentReader(RandomAccess):
+    """Reads documents, given as arrays of tokens of different lengths."""
+
+    def __init__(self, parts: Sequence[np.ndarray], name: str, **facts: Any):
+        self.lengths = np.array([len(part) for part in parts], np.int64)
+        self._ends, self._stream = np.cumsum(self.lengths), np.concatenate(parts)
+        self.name = f"{name}: {len(parts)} of {len(self._stream)} tokens"
+        self.info = describe(self.name, self.first(), **facts)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def gather(self, request: RowRequest) -> Any:
+        ends = self._ends[request.rows]
+        starts = ends - self.lengths[request.rows]
+        tokens = [self._stream[start:end] for start, end in zip(starts.tolist(), ends.tolist())]
+        if len(tokens) == 1:
+            return {"tokens": tokens[0][None]}
+        return stacking.stack([{"tokens": part} for part in tokens], self.name)

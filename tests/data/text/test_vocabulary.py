@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+
+from tekoa import data
+from tekoa.data.readers.base import DataError
+from tekoa.data.text.vocabulary import Vocabulary, read_vocabulary
+
+WORDS = ["<s>", "</s>", "the", "cat"]
+
+
+def test_each_line_ends_with_an_end_marker():
+    ids = Vocabulary(WORDS).encode(b" the cat \n\nthe\n", "file")
+    assert ids.tolist() == [2, 3, 1, 1, 2, 1]
+    assert ids.dtype == np.int32
+
+
+def test_last_line_without_newline_counts():
+    vocabulary = Vocabulary(WORDS)
+    assert (
+        vocabulary.encode(b"the\ncat", "f").tolist()
+        == vocabulary.encode(b"the\ncat\n", "f").tolist()
+    )
+
+
+def test_unknown_words_are_named_with_file_and_line():
+    with pytest.raises(DataError, match=r"book\.txt, line 2: the word 'dog' is not in"):
+        Vocabulary(WORDS).encode(b"the cat\nthe dog\n", "book.txt")
+
+
+def test_unknown_words_map_to_unk():
+    assert Vocabulary([*WORDS, "<unk>"]).encode(b"the dog", "f").tolist() == [2, 4, 1]
+
+
+def test_bad_utf8_is_named_with_file_and_line():
+    with pytest.raises(DataError, match=r"book\.txt, line 2: byte 0xe9 at column 4"):
+        Vocabulary([*WORDS, "<unk>"]).encode(b"the\ncaf\xe9\n", "book.txt")
+
+
+def test_vocabulary_file_of_words_and_counts(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("<s> 0\n</s> 0\nthe 12\ncafé 3\nplain\n", encoding="utf-8")
+    vocabulary = read_vocabulary(path)
+    assert vocabulary.words == ["<s>", "</s>", "the", "café", "plain"]
+    assert (vocabulary.start_id, vocabulary.end_id, len(vocabulary)) == (0, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"</s> 0\nthe 1\nthe 2\n", r"line 3: the word 'the' is already on line 2"),
+        (b"</s> 0\n\nthe 1\n", "line 2 is blank"),
+        (b"the 1\n", "has no '</s>'"),
+        (b"</s> 0\n\xff 1\n", "line 2: byte 0xff at column 1 is not UTF-8"),
+        (b"", "is empty"),
+    ],
+)
+def test_invalid_vocabulary_file_raises(tmp_path, content, message):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_vocabulary(path)
+
+
+@pytest.fixture
+def tokenizer_json(tmp_path):
+    """A byte-pair tokenizer, trained here."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the 'tokenizers' extra is not installed")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=60, special_tokens=special)
+    tokenizer.train_from_iterator(["low lower lowest", "new newer newest"] * 4, trainer)
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path, tokenizer
+
+
+def test_a_trained_tokenizer_is_a_vocabulary(tokenizer_json, tmp_path):
+    path, tokenizer = tokenizer_json
+    text = tmp_path / "text.txt"
+    text.write_text("lowest new\nnewer lows\n")
+    source = data.tokens(text, path, 16)
+    expected = [*tokenizer.encode("lowest new").ids, 2, *tokenizer.encode("newer lows").ids, 2]
+    assert source[0]["tokens"][: len(expected)].tolist() == expected
+    assert source.info.n_classes == tokenizer.get_vocab_size()
+    assert source.info.facts == {"start_id": 1, "end_id": 2, "n_tokens": len(expected)}
+
+
+def test_a_tokenizer_that_cannot_be_used_is_named(tokenizer_json, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(DataError, match=r"other\.json is not the tokenizer\.json"):
+        read_vocabulary(path)
+    path.write_text(tokenizer_json[0].read_text().replace("</s>", "stop"))
+    with pytest.raises(DataError, match=r"no token that marks the end of a text"):
+        read_vocabulary(path)
