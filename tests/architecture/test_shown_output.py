@@ -18,7 +18,9 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What depends on the machine: speeds, sizes, and the loss of a nearly perfect fit.
-VARYING = re.compile(r"[\d.]+ steps/s|\d+ kB|\d\.\d+e-\d+")
+VARYING = re.compile(
+    r"[\d.,]+ (?:steps|examples|tokens)/s|\d+ kB|\d\.\d+e-\d+|Compiled in [\d.]+ s"
+)
 IS_LOOSE = re.compile(r".*loss.*|[\d. ]+")
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import io
+import re
 
 import pytest
 
@@ -49,15 +50,25 @@ def test_an_unknown_total(summary):
     assert out.getvalue().startswith("step 5 ")
 
 
-def test_the_rate_is_measured_since_the_previous_checkpoint(summary, monkeypatch):
-    """The first segment compiles: its low rate must not affect later ones."""
-    now = iter([100.0, 101.0])
-    monkeypatch.setattr("tekoa.extensions.progress.time.monotonic", lambda: next(now))
+def test_the_rate_is_that_of_the_steps_alone(summary):
     out = io.StringIO()
     bar = ProgressBar(file=out, seconds_between_lines=0)
-    bar(dataclasses.replace(summary(10), n_completed_steps=10, elapsed_time=20.0))
-    bar(dataclasses.replace(summary(60), n_completed_steps=50, elapsed_time=1.0))
-    assert [line.split()[2] for line in out.getvalue().splitlines()] == ["0.5", "50"]
+    first = dataclasses.replace(
+        summary(10), n_completed_steps=10, elapsed_time=20.0, compile_time=15.0
+    )
+    tokens = {"n_rows": 8, "n_tokens": 800}
+    bar(first)
+    bar(dataclasses.replace(summary(60), n_completed_steps=50, elapsed_time=1.0, setup=tokens))
+    bar(
+        dataclasses.replace(
+            summary(61), n_completed_steps=1, elapsed_time=1.0, setup={**tokens, "n_tokens": 0}
+        )
+    )
+    compiled, *lines = out.getvalue().splitlines()
+    assert compiled == "Compiled in 15.0 s."
+    assert lines[0].startswith("step 10  2 steps/s")
+    assert lines[1].startswith("step 60  50 steps/s  40,000 tokens/s")
+    assert lines[2].startswith("step 61  1 steps/s  8 examples/s")
 
 
 def test_no_rate_is_shown_before_the_first_step(summary):
@@ -71,14 +82,12 @@ def test_a_line_per_validation_with_aligned_numbers_and_a_curve_at_the_end(summa
     bar = ProgressBar(1000, file=out, lines=True, examples_per_step=32)
     for i, loss in enumerate([1.0, 0.5, 0.25, 0.125]):
         metrics = {"loss": loss / 3, "accuracy": 0.5}
-        bar(summary((1, 250, 500, 1000)[i], train={"loss": loss}, eval=metrics))
+        step = (1, 250, 500, 1000)[i]
+        checkpoint = summary(step, train={"loss": loss}, eval=metrics)
+        bar(dataclasses.replace(checkpoint, n_completed_steps=0))
     *lines, first, second = out.getvalue().splitlines()
-    assert (
-        lines[0] == "step    1/1000  train loss 1          eval loss 0.3333     eval accuracy 0.5"
-    )
-    assert (
-        lines[3] == "step 1000/1000  train loss 0.125      eval loss 0.04167    eval accuracy 0.5"
-    )
+    assert lines[0] == "step    1/1000  train loss 1        eval loss 0.3333   eval accuracy 0.5"
+    assert lines[3] == "step 1000/1000  train loss 0.125    eval loss 0.04167  eval accuracy 0.5"
     assert first == "train loss  █▄▂▁  1 to 0.125"
     assert second == "eval loss   █▄▂▁  0.3333 to 0.04167"
 
@@ -99,6 +108,24 @@ def test_the_bar_has_examples_and_the_validation(summary, monkeypatch):
     assert "2 steps/s" in out.getvalue()
     assert "64 examples/s" in out.getvalue()
     assert "valid accuracy 0.75" in out.getvalue()
+
+
+def test_a_narrow_terminal_shows_what_fits(summary, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    bar = ProgressBar(1000, file=out, examples_per_step=32)
+    metrics = {"loss": 0.25, "a_metric_with_a_long_name": 0.75}
+    bar(summary(500, train={"loss": 0.5}, eval=metrics))
+    bar.close()
+    last = [line for line in out.getvalue().splitlines() if "500/1000" in line][-1]
+    assert re.search(r"━ +500/1000 .*loss 0\.5  2 steps/s  64 examples/s", plain(last))
+    assert "long_name" not in last
+    assert len(plain(last).rstrip()) <= 80
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text).rpartition("\r")[2]
 
 
 def test_a_notebook_has_one_bar_and_no_lines(summary, monkeypatch):

@@ -104,6 +104,25 @@ def n_rows(batch: Any) -> int:
     return next((x.shape[0] for x in jax.tree.leaves(batch) if jnp.ndim(x)), 1)
 
 
+def n_tokens_per_row(inputs: Any) -> int | None:
+    """Returns the length of the sequences of tokens: integers with rows and positions.
+
+    Returns:
+        None if there are none. Bytes do not count: they are pixels.
+
+    >>> n_tokens_per_row((np.zeros((4, 128), np.int32),))
+    128
+    >>> n_tokens_per_row((np.zeros((4, 28, 28), np.uint8),)) is None
+    True
+    """
+    shapes = (
+        np.shape(x)
+        for x in jax.tree.leaves(inputs)
+        if np.result_type(x).kind in "iu" and np.result_type(x).itemsize > 1
+    )
+    return next((shape[1] for shape in shapes if len(shape) == 2), None)
+
+
 def microbatches(tree: PyTree, n: int) -> PyTree:
     """Splits the rows of every array into `n` parts along a new first axis.
 

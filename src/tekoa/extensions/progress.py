@@ -14,6 +14,18 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 # Fewer points make no curve.
 _MIN_POINTS = 4
 _MAX_NOTES = 2
+# Of a number in a line; wider ones widen all that follow.
+_NUMBER_WIDTH = 7
+# Of the bar, on terminals that are narrow and wide.
+_BAR_WIDTHS = (12, 24)
+_WIDE = 110
+# Shorter compilations are not worth a line.
+_MIN_COMPILE_SECONDS = 0.1
+# They say how training runs, not how well the model does.
+_NOT_SHOWN = (
+    *("last_loss", "gradients_l2norm", "weights_l2norm", "seconds_per_step"),
+    *("skipped_steps", "bad_steps"),
+)
 
 
 class ProgressBar:
@@ -25,8 +37,9 @@ class ProgressBar:
         n_steps: Total number of steps, or None if unknown.
         file: Where to write; standard error by default.
         seconds_between_lines: Minimum time between two lines if there is no terminal.
-        examples_per_step: If set, examples per second are shown too.
-        lines: Whether to print a line for every validation, above the bar; not in notebooks.
+        examples_per_step: Rows of a batch; by default those of the loop's first one. If its
+            inputs are tokens, these are counted instead.
+        lines: Whether to print a line for every checkpoint, above the bar; not in notebooks.
     """
 
     def __init__(
@@ -44,9 +57,8 @@ class ProgressBar:
         self._console = rich.console.Console(file=file, stderr=file is None)
         self._min_seconds = seconds_between_lines
         self._bar: Any = None
-        self._previous: tuple[float, int] | None = None
         self._last_line = self._last_move = -float("inf")
-        self._note = ""
+        self._note, self._number_width = "", _NUMBER_WIDTH
         self._examples_per_step = examples_per_step
         self._has_lines = lines
         self._losses: dict[str, list[float]] = {}
@@ -66,31 +78,67 @@ class ProgressBar:
         """Advances the bar to this checkpoint, in process 0 only."""
         if not hosts.current().is_writer:
             return checkpoint
-        now = time.monotonic()
-        loss, validation = _losses(checkpoint)
-        note = self._note = "  ".join(self._notes(self._rate(checkpoint, now), loss, validation))
-        for name, value in [("train loss", loss), *validation.items()]:
-            if value is not None and name.endswith("loss"):
+        values = _values(checkpoint)
+        rates = self._rates(checkpoint)
+        shown = [f"{name.removeprefix('train ')} {x:.4g}" for name, x in values.items()]
+        # The loss of training, and the first metrics of validation.
+        notes = [*shown[:1], *rates, *shown[1 : 1 + _MAX_NOTES]]
+        note = self._note = "  ".join(self._fitting(notes))
+        for name, value in values.items():
+            if name.endswith(" loss"):
                 self._losses.setdefault(name, []).append(value)
-        if self._is_interactive():
+        is_interactive = self._is_interactive()
+        if checkpoint.compile_time >= _MIN_COMPILE_SECONDS and not self._console.is_jupyter:
+            self._print(f"Compiled in {checkpoint.compile_time:.1f} s.")
+        if is_interactive:
             self._update_bar(checkpoint.step, note)
-            if self._has_lines and validation and not self._console.is_jupyter:
-                self._print(_aligned(self._step_text(checkpoint.step), loss, validation))
-        elif self._has_lines and validation:
-            self._print(_aligned(self._step_text(checkpoint.step), loss, validation))
-        elif now - self._last_line >= self._min_seconds or checkpoint.step == self._n_steps:
-            self._last_line = now
-            self._print(f"step {self._step_text(checkpoint.step).strip()}  {note}")
+        if self._has_lines and not self._console.is_jupyter:
+            line = self._aligned(checkpoint.step, values)
+            self._print(line if is_interactive else "  ".join([line, *rates]))
+        elif not is_interactive:
+            self._print_now_and_then(checkpoint.step, note)
         if checkpoint.step == self._n_steps:
             self.close()
         return checkpoint
 
-    def _notes(self, rate: float, loss: float | None, validation: dict[str, float]) -> list[str]:
-        notes = [f"{rate:.3g} steps/s"] if rate > 0 else []
-        if rate > 0 and self._examples_per_step is not None:
-            notes.append(f"{rate * self._examples_per_step:,.0f} examples/s")
-        notes += [] if loss is None else [f"loss {loss:.4g}"]
-        return notes + [f"{name} {x:.4g}" for name, x in list(validation.items())[:_MAX_NOTES]]
+    def _print_now_and_then(self, step: int, note: str) -> None:
+        now = time.monotonic()
+        if now - self._last_line >= self._min_seconds or step == self._n_steps:
+            self._last_line = now
+            self._print(f"step {self._step_text(step).strip()}  {note}")
+
+    def _rates(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns the speed of the steps alone, without compiling, validating and saving."""
+        seconds = checkpoint.elapsed_time - checkpoint.compile_time
+        if not checkpoint.n_completed_steps or seconds <= 0:
+            return []
+        rate = checkpoint.n_completed_steps / seconds
+        n_examples = self._examples_per_step or checkpoint.setup.get("n_rows")
+        n_tokens = None if self._examples_per_step else checkpoint.setup.get("n_tokens")
+        rates = [f"{rate:,.0f} steps/s" if rate >= 100 else f"{rate:.3g} steps/s"]
+        if n := n_tokens or n_examples:
+            rates.append(f"{rate * n:,.0f} {'tokens' if n_tokens else 'examples'}/s")
+        return rates
+
+    def _fitting(self, notes: list[str]) -> list[str]:
+        """Returns as many notes as fit beside the bar on a terminal."""
+        if not self._console.is_terminal:
+            return notes
+        # Steps, time left, and a space after each column.
+        n_left = self._console.width - self._bar_width - len(self._step_text(0)) - len(" 0:00:00  ")
+        ends = itertools.accumulate(len(note) + 2 for note in notes)
+        return [note for note, end in zip(notes, ends, strict=True) if end - 2 <= n_left]
+
+    @property
+    def _bar_width(self) -> int:
+        return _BAR_WIDTHS[self._console.width >= _WIDE]
+
+    def _aligned(self, step: int, values: dict[str, float]) -> str:
+        """Returns one line; numbers are as wide in all lines."""
+        numbers = {name: f"{x:.4g}" for name, x in values.items()}
+        self._number_width = max([self._number_width, *map(len, numbers.values())])
+        texts = (f"{name} {text:<{self._number_width}}" for name, text in numbers.items())
+        return f"step {self._step_text(step)}  {'  '.join(texts)}".rstrip()
 
     def _step_text(self, step: int) -> str:
         total = "" if self._n_steps is None else f"/{self._n_steps}"
@@ -98,13 +146,6 @@ class ProgressBar:
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
-
-    def _rate(self, checkpoint: Checkpoint, now: float) -> float:
-        """Returns the steps per second since the previous checkpoint."""
-        start = now - checkpoint.elapsed_time, checkpoint.step - checkpoint.n_completed_steps
-        then, step = self._previous or start
-        self._previous = now, checkpoint.step
-        return (checkpoint.step - step) / max(now - then, 1e-9)
 
     def close(self) -> None:
         """Leaves the bar on screen, draws the losses and releases the terminal."""
@@ -129,11 +170,9 @@ class ProgressBar:
         from rich import progress
 
         bar = progress.Progress(
-            progress.TextColumn("training"),
-            progress.BarColumn(),
+            progress.BarColumn(self._bar_width),
             progress.MofNCompleteColumn(),
-            progress.TimeElapsedColumn(),
-            progress.TimeRemainingColumn(),
+            progress.TimeRemainingColumn(elapsed_when_finished=True),
             progress.TextColumn("{task.fields[note]}"),
             console=self._console,
         )
@@ -200,20 +239,14 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join(_BLOCKS[round((x - low) * scale)] if math.isfinite(x) else " " for x in means)
 
 
-def _losses(checkpoint: Checkpoint) -> tuple[float | None, dict[str, float]]:
-    """Returns the loss of training, and the metrics of validation."""
+def _values(checkpoint: Checkpoint) -> dict[str, float]:
+    """Returns the metrics of training, the loss first, and then those of validation."""
     groups = as_summary(checkpoint).metrics
-    train = groups.get("train", {})
-    loss = train.get("loss", train.get("train_loss"))
+    train = {k: x for k, x in groups.get("train", {}).items() if k not in _NOT_SHOWN}
+    loss = train.pop("loss", train.pop("train_loss", None))
+    others = {f"train {k}": x for k, x in train.items() if not k.startswith("valid_")}
     validation = {k.replace("_", " ", 1): x for k, x in train.items() if k.startswith("valid_")}
     for group, metrics in groups.items():
-        if group != "train":
+        if group not in ("train", "rates"):
             validation |= {f"{group} {name}": x for name, x in metrics.items()}
-    return loss, validation
-
-
-def _aligned(step: str, loss: float | None, validation: dict[str, float]) -> str:
-    """Returns one line; numbers are as wide in all lines."""
-    values = {} if loss is None else {"train loss": loss}
-    numbers = (f"{name} {x:<9.4g}" for name, x in {**values, **validation}.items())
-    return f"step {step}  {'  '.join(numbers)}".rstrip()
+    return {**({} if loss is None else {"train loss": loss}), **validation, **others}

@@ -159,10 +159,7 @@ def fit(
             stop_flag=stop_flag,
             stdout=show_progress,
         )
-        n_rows = batch_size if train_data.source is not None else None
-        rows, stages = checks.stages(
-            loop, directory, batch_size, n_rows, show_progress, callbacks, stack
-        )
+        rows, stages = checks.stages(loop, directory, batch_size, show_progress, callbacks, stack)
         process = serial.serial(*stages, *trackers, *writer)
         is_complete = _run(loop, process, stop_flag, show_progress)
     if directory is not None and is_complete and hosts.current().is_writer:
@@ -290,7 +287,6 @@ class _Checks:
         loop: TrainLoop,
         directory: str | os.PathLike[str] | None,
         batch_size: int,
-        n_rows: int | None,
         show_progress: bool,
         callbacks: Sequence[serial.Stage],
         stack: contextlib.ExitStack,
@@ -301,7 +297,7 @@ class _Checks:
             batches = self.data.eval_batches(batch_size)
             stages.append(loop.evaluation(self.metrics, batches, stop_flag=loop.stop_flag))
         if show_progress:
-            bar = progress.ProgressBar(loop.n_steps, examples_per_step=n_rows, lines=True)
+            bar = progress.ProgressBar(loop.n_steps, lines=True)
             loop.before_dispatch = bar.advance
             stages.append(stack.enter_context(contextlib.closing(bar)))
         stages += callbacks

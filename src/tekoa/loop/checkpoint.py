@@ -60,10 +60,11 @@ class Checkpoint:
             loop stopped between two regular checkpoints.
         n_completed_steps: Steps since the previous checkpoint.
         elapsed_time: Seconds since the previous checkpoint.
+        compile_time: How many of them the compilation of steps took.
         data_state: Data position, or None if it is unknown.
         facts: Choices that a resumed run must repeat, such as steps per dispatch.
         setup: Facts from the start of the loop: seconds to load and to initialise, number of
-            weights, bytes.
+            weights, bytes, rows and tokens of a batch.
         resumed_from: The digest of the commit that the loop resumed from; empty if there is none.
         model_params: The model's parameters; this and the following are parts of `state`.
         model_state: The model's other variable collections.
@@ -79,6 +80,7 @@ class Checkpoint:
     grads: PyTree = None
     n_completed_steps: int = 0
     elapsed_time: float = 0.0
+    compile_time: float = 0.0
     data_state: Any = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     setup: Mapping[str, float] = dataclasses.field(default_factory=dict)

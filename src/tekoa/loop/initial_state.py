@@ -7,6 +7,9 @@ import jax
 import optax
 from jax.sharding import AxisType
 
+from tekoa import hosts
+from tekoa.core import batch as batches
+from tekoa.core import trees
 from tekoa.core.state import Health, TrainState
 from tekoa.loop.engine.dispatch import StepsPerDispatch
 from tekoa.loop.task import Options, Restored, StateReader, Training
@@ -98,3 +101,19 @@ def resolve_steps_per_dispatch(
         return saved
     # Each process would measure, and they might choose differently.
     return 1 if place.spans_processes else "auto"
+
+
+def sizes(state: TrainState, inputs: Any) -> dict[str, int]:
+    """Returns the size of the model, and of a batch over all processes, for `Checkpoint.setup`.
+
+    Args:
+        state: The state.
+        inputs: The inputs of a batch of this process.
+    """
+    n_rows = hosts.current().count * batches.n_rows(inputs)
+    return {
+        "n_weights": trees.n_elements(state.params),
+        "n_bytes": trees.n_bytes(state.params),
+        "n_rows": n_rows,
+        "n_tokens": n_rows * (batches.n_tokens_per_row(inputs) or 0),
+    }

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tekoa._aliases import accept_aliases
-from tekoa.core import nonfinite, objective, trees
+from tekoa.core import nonfinite, objective
 from tekoa.core.model import ModelFns, merge_untrained
 from tekoa.core.state import TrainState
 from tekoa.core.step import Step
@@ -118,15 +118,16 @@ class TrainLoop:
                 mutable=mutable_collections,
             )
             task = ModelTraining(self._fns, task, input_sample)
+        first_batch = self._feed.peek()
         if isinstance(task, ChoosesOptimizer):
-            task.resolve_optimizer(self._feed.peek(), self.n_steps)
+            task.resolve_optimizer(first_batch, self.n_steps)
         self._training: Training = task
         self._place = placement.Placement(placement.choose_layout(layout, devices, optimizer_rules))
         options = Options(accumulate=accumulate, ema=ema, precision=precision, on_nan=on_nan)
         state, restored, load_seconds = initial_state.init_or_restore(
             task,
             jax.random.key(0) if rng is None else rng,
-            batch=self._feed.peek(),
+            batch=first_batch,
             place=self._place,
             options=options,
             reader=reader,
@@ -143,10 +144,9 @@ class TrainLoop:
         )
         self.stop_flag, self.options = stop_flag, options
         self._setup = {
+            **initial_state.sizes(state, task.split(first_batch)[0]),
             "load_seconds": load_seconds,
             "init_seconds": time.perf_counter() - began - load_seconds,
-            "n_weights": trees.n_elements(state.params),
-            "n_bytes": trees.n_bytes(state.params),
         }
 
     def _resume(self, state: TrainState, restored: Restored) -> None:
@@ -331,8 +331,7 @@ class TrainLoop:
 
     def checkpoint(self) -> Summary:
         """Returns the current state as a checkpoint, without running a step; its loss is NaN."""
-        nan = jnp.full((), jnp.nan)
-        return self._summary(0, 0.0, loss=nan, grads=None, metrics={"train": {}})
+        return self._summary(loss=jnp.full((), jnp.nan), metrics={"train": {}})
 
     def stop(self) -> None:
         """Ends an iteration after the current checkpoint."""
@@ -366,27 +365,26 @@ class TrainLoop:
         metrics, n_bad = train_metrics.read_metrics(segment, self._runner.state, self._training)
         elapsed = time.perf_counter() - began
         if n_bad and self.options.on_nan == "stop":
-            diagnosis = self._runner.roll_back()
-            raise nonfinite.NonFiniteError(
-                f"{diagnosis} The loop is back at step {self.step}, the last good one. Lower the "
-                'learning rate, clip gradients, or pass on_nan="skip".'
-            )
-        train_metrics.add_counts(metrics, n_bad, self.options.on_nan, elapsed / segment.n_steps)
+            raise self._runner.roll_back()
+        train_metrics.add_counts(metrics, n_bad, self.options.on_nan, segment, elapsed)
         if self.step == target:  # Else a resumed run continues with the sums of this segment.
             self._runner.reset_sums(self._training.empty)
             if choice := self._runner.choose_dispatch(segment):
                 # Only a change is printed.
                 (_log.info if self._runner.steps_per_dispatch == 1 else self._report)(choice)
-        grads = segment.output.grads if segment.has_grads else None
-        loss = segment.output.loss
-        return self._summary(segment.n_steps, elapsed, loss=loss, grads=grads, metrics=metrics)
+        return self._summary(
+            n_completed_steps=segment.n_steps,
+            elapsed_time=elapsed,
+            compile_time=segment.compile_seconds,
+            loss=segment.output.loss,
+            grads=segment.output.grads if segment.has_grads else None,
+            metrics=metrics,
+        )
 
-    def _summary(self, n_steps: int, seconds: float, **fields: Any) -> Summary:
+    def _summary(self, **fields: Any) -> Summary:
         return Summary(
             state=self.state,
             step=self.step,
-            n_completed_steps=n_steps,
-            elapsed_time=seconds,
             data_state=self._feed.state,
             facts=self.facts,
             setup=self._setup,

@@ -35,10 +35,15 @@ def read_metrics(
 
 
 def add_counts(
-    metrics: dict[str, dict[str, float]], n_bad: int, on_nan: OnNan, seconds_per_step: float
+    metrics: dict[str, dict[str, float]],
+    n_bad: int,
+    on_nan: OnNan,
+    segment: Segment,
+    seconds: float,
 ) -> None:
     """Adds the number of bad steps, if there were any, and the time of a step."""
     if n_bad:
         name = "bad_steps" if on_nan == "count" else "skipped_steps"
         metrics["train"][name] = float(n_bad)
+    seconds_per_step = max(0.0, seconds - segment.compile_seconds) / segment.n_steps
     metrics["train"]["seconds_per_step"] = seconds_per_step

@@ -238,7 +238,7 @@ def _stages(
         # A checkpoint that is written only because of a stop is not validated.
         yield lambda c: c if c.step % every and stop_flag.is_set() else validate(c)
     if run.config.progress:
-        bar = progress.ProgressBar(loop.n_steps, examples_per_step=run.config.train_batch_size)
+        bar = progress.ProgressBar(loop.n_steps, lines=True)
         before_dispatch = loop.before_dispatch
 
         def advance(step: int) -> None:
@@ -248,7 +248,6 @@ def _stages(
 
         loop.before_dispatch = advance
         yield stack.enter_context(contextlib.closing(bar))
-        yield check_log.log_check
     if run.config.json:
         yield check_log.print_check_as_json
     points = tensorboard.SummaryWriter(runs.subdirectory(run, "train"), params=True)

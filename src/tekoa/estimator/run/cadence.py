@@ -64,5 +64,6 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         last,
         n_completed_steps=n_steps,
         elapsed_time=sum(summary.elapsed_time for summary in summaries),
+        compile_time=sum(summary.compile_time for summary in summaries),
         metrics={**last.metrics, "train": {**last.metrics["train"], **means}},
     )

@@ -1,6 +1,7 @@
 """Runs steps up to a target: draws batches, keeps the device busy, owns the state."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +28,14 @@ class Segment:
         has_grads: Whether that step was the one that may return its gradients.
         n_steps: How many steps ran.
         batch: The last batch.
+        compile_seconds: How long their programs took to compile.
     """
 
     output: StepOutput
     has_grads: bool
     n_steps: int
     batch: Any
+    compile_seconds: float = 0.0
 
 
 class Runner:
@@ -66,6 +69,7 @@ class Runner:
         self._lookahead = lookahead.Lookahead()
         self._is_held = False
         self._compiled: set[FlatStep] = set()
+        self._compile_seconds = 0.0
         self._codec, self._feed, self._place = codec, feed, place
         self.stop_flag: StopRequest | None = None
         self.before_dispatch: Callable[[int], object] | None = None
@@ -90,8 +94,8 @@ class Runner:
             zeros = self._place.whole(empty(state.sums))
             self._replace(state.replace(sums=zeros))
 
-    def roll_back(self) -> str:
-        """Returns to the last good state and its data position; returns a diagnosis."""
+    def roll_back(self) -> nonfinite.NonFiniteError:
+        """Goes back to the last good state and its data position; returns the error to raise."""
         diagnosis = nonfinite.diagnosis(self.state)
         state = self.state.replace(health=self._place.whole(Health.zero()))
         self._replace(state)
@@ -99,7 +103,10 @@ class Runner:
         self._queue.clear()
         start, position = self._start
         self._feed.restore(position, then=self.step - start)
-        return diagnosis
+        return nonfinite.NonFiniteError(
+            f"{diagnosis} The loop is back at step {self.step}, the last good one. Lower the "
+            'learning rate, clip gradients, or pass on_nan="skip".'
+        )
 
     def _replace(self, state: TrainState) -> None:
         self._current[:] = [(self._codec.flatten(state), [])]
@@ -131,7 +138,7 @@ class Runner:
         """
         start = self.step
         self._start = start, self._feed.state
-        has_grads, batch = False, None
+        has_grads, batch, self._compile_seconds = False, None, 0.0
         try:
             # Batches in the queue are run even after a stop: the data position is behind them.
             while self.step < target and (
@@ -153,7 +160,13 @@ class Runner:
             return None
         self._verify_unguarded()
         output = self._codec.unflatten_output(self._current[0][1])
-        return Segment(output=output, has_grads=has_grads, n_steps=n_steps, batch=batch)
+        return Segment(
+            output=output,
+            has_grads=has_grads,
+            n_steps=n_steps,
+            batch=batch,
+            compile_seconds=self._compile_seconds,
+        )
 
     def _next_group(self, target: int, origin: int) -> tuple[list[Any], bool]:
         """Returns the batches of the next dispatch, and whether it is the last one."""
@@ -187,13 +200,16 @@ class Runner:
         leaves = self._current[0][0]
         # A step consumes its arrays. They are copied if someone holds them, or if the program is
         # yet to be compiled: an interrupt during compilation must not lose them.
-        if self._is_held or run not in self._compiled:
+        is_new, began = run not in self._compiled, time.perf_counter()
+        if self._is_held or is_new:
             leaves = copy_leaves(leaves)
         # In one piece of C code: an interrupt between the call and an assignment would lose
         # the new state, while the old one's arrays are gone already.
         self._current[:] = map(run, [leaves], [batch])
         self._is_held = False
-        self._compiled.add(run)
+        if is_new:  # The call returns before the step is done, but not before it is compiled.
+            self._compile_seconds += time.perf_counter() - began
+            self._compiled.add(run)
         self._lookahead.sent(self._current[0][1][0])
         if rollback is not None and rollback.is_due:
             self._verify_unguarded()
