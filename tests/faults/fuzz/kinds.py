@@ -26,10 +26,11 @@ from tekoa.estimator.cli import flags, main
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.report import events
 from tekoa.estimator.run import evaluations
-from tekoa.extensions import run_record, tensorboard
+from tekoa.extensions import early_stop, metrics_file, run_record, tensorboard
 from tekoa.store import errors, t5x
 from tekoa.store.commit import lease, score
 from tekoa.store.formats import step as step_lib
+from tekoa.store.transfer import best
 
 TINY = str(pathlib.Path(__file__).resolve().parents[2] / "estimator" / "tiny_model.py")
 MAX_BATCHES = 50
@@ -391,6 +392,44 @@ def score_file(scratch):
     return file_target(folder / "score", read, inputs=[b"0.5", b"-1e-05\n"], words=words)
 
 
+def best_scores(scratch):
+    """The scores of best copies, with the commit of each."""
+    folder = scratch / "high_x"
+    with store.Store(folder) as writer:
+        writer.save(1, {"model_params": {"a": np.ones(2)}})
+    digest = store.commit_id(folder / "checkpoint_1").digest
+    path = folder / "scores.json"
+    path.write_text(json.dumps([{"step": 1, "commit": digest, "value": 0.5}]))
+    return file_target(path, lambda: best.BestCopies(folder, mode="max", keep=1).scores)
+
+
+def early_stop_values(scratch):
+    path = scratch / "early_stop.json"
+    path.write_text(json.dumps({"1": 0.5, "2": 0.25, "3": float("nan")}))
+
+    def read():
+        early_stop.EarlyStopping("loss", patience=2, path=path).resume(2)
+
+    return file_target(path, read)
+
+
+def metrics_lines(scratch):
+    path = scratch / "metrics.jsonl"
+    rows = [{"step": n, "seconds": 0.5, "train/loss": 1 / n} for n in (1, 2, 3)]
+    content = b"".join(json_bytes(row) + b"\n" for row in rows)
+    path.write_bytes(content)
+
+    def encode(rows):
+        return b"".join(json_bytes(row) + b"\n" for row in rows)
+
+    def read():
+        writer = metrics_file.MetricsFile(path)
+        writer.discard_after(2)
+        writer.close()
+
+    return file_target(path, read, encode=encode, inputs=[Sealed(rows), content])
+
+
 def evaluation_notes(scratch):
     fields = {"step": 3, "metrics": {"loss": 0.5}, "wall_time": 1.5}
     commit = {"digest": "ab" * 32, "start": "cd" * 16, "parent": "ef" * 32}
@@ -497,6 +536,9 @@ KINDS = {
     "train_end": train_end,
     "lease": lease_file,
     "score": score_file,
+    "best_scores": best_scores,
+    "early_stop": early_stop_values,
+    "metrics": metrics_lines,
     "evaluations": evaluation_notes,
     "flags": flag_list,
 }
