@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tekoa.core import rules
 from tekoa.exchange import names
 
 
@@ -70,3 +71,10 @@ def test_a_file_is_recognised_with_its_prefix():
 def test_wrong_tables_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         names.naming_of(wrong)
+
+
+def test_a_pattern_that_would_take_years_is_an_error(monkeypatch):
+    monkeypatch.setattr(rules, "_MATCH_SECONDS", 0.05)
+    naming = names.naming_of({"(a|aa)+$": "x"})
+    with pytest.raises(ValueError, match="takes more than 0.05 s"):
+        naming.find("a" * 90 + "!", (2,))

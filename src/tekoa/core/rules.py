@@ -48,7 +48,7 @@ def params_fn_from_assign_map(
     def params_fn(name: trees.Name, shape: tuple[int, ...]) -> Any:
         joined = name_sep.join(name)
         for pattern, value in table:
-            if _matches(pattern, joined, at_start=True):
+            if matches(pattern, joined, at_start=True):
                 is_formula = eval_str_value and isinstance(value, str)
                 return formula.evaluate(value, shape) if is_formula else value
         raise _no_rule(f"parameter {joined!r} of shape {tuple(shape)}", table)
@@ -69,7 +69,7 @@ def map_rules(assign_map: Mapping[str, Any], tree: trees.PyTree) -> trees.PyTree
     """
     table = compile_rules(assign_map)
     names = ["/".join(name) for name in trees.leaf_names(tree)]
-    unmatched = [repr(x) for x in names if not any(_matches(p, x) for p, _ in table)]
+    unmatched = [repr(x) for x in names if not any(matches(p, x) for p, _ in table)]
     if unmatched:
         raise _no_rule(messages.some_of(unmatched, limit=8), table)
     return trees.map_named(lambda name, _: first_match(table, name), tree)
@@ -99,7 +99,7 @@ def first_match(table: Iterable[tuple[regex.Pattern[str], Any]], name: trees.Nam
     2
     """
     joined = "/".join(name)
-    return next((value for pattern, value in table if _matches(pattern, joined)), None)
+    return next((value for pattern, value in table if matches(pattern, joined)), None)
 
 
 def unused(assign_map: Mapping[str, Any], names: Iterable[trees.Name]) -> list[str]:
@@ -110,11 +110,15 @@ def unused(assign_map: Mapping[str, Any], names: Iterable[trees.Name]) -> list[s
     """
     joined = ["/".join(name) for name in names]
     table = compile_rules(assign_map)
-    return [p.pattern for p, _ in table if not any(_matches(p, name) for name in joined)]
+    return [p.pattern for p, _ in table if not any(matches(p, name) for name in joined)]
 
 
-def _matches(pattern: regex.Pattern[str], name: str, *, at_start: bool = False) -> bool:
-    """Returns whether a pattern matches in a name, or at its start, within a time limit."""
+def matches(pattern: regex.Pattern[str], name: str, *, at_start: bool = False) -> bool:
+    """Returns whether a pattern matches in a name, or at its start, within a time limit.
+
+    Raises:
+        ValueError: If that takes too long, as for '(a+)+$' and a long name.
+    """
     match = pattern.match if at_start else pattern.search
     try:
         return match(name, timeout=_MATCH_SECONDS) is not None

@@ -8,6 +8,7 @@ import numpy as np
 import regex
 
 from tekoa.core import messages, trees
+from tekoa.core import rules as rules_lib
 from tekoa.exchange import axes as axes_lib
 
 # The collections of a model that is not trained, and the item in which a checkpoint stores them.
@@ -63,8 +64,9 @@ class Naming:
 
 def _apply(rules: Iterable[WeightRule], name: str, shape: Sequence[int]) -> tuple[str, str]:
     for rule in rules:
-        if (not rule.axes or axes_lib.fits(shape, rule.axes)) and regex.search(rule.pattern, name):
-            return regex.sub(rule.pattern, rule.name, name, count=1), rule.axes
+        pattern = regex.compile(rule.pattern)
+        if (not rule.axes or axes_lib.fits(shape, rule.axes)) and rules_lib.matches(pattern, name):
+            return pattern.sub(rule.name, name, count=1), rule.axes
     return name, ""
 
 
