@@ -7,7 +7,7 @@ import uuid
 import numpy as np
 import pytest
 
-from tekoa.estimator.cli import main
+from tekoa.estimator.cli import compile_cache, main
 from tekoa.store import t5x
 from tekoa.store.commit import commit, paths
 from tekoa.store.commit.lease import held
@@ -85,6 +85,26 @@ def test_sweep_keeps_the_directories_of_others(tmp_path, canary):
     (own / f".pin-{uuid.uuid4().hex}").symlink_to(canary)
     hold.sweep(own)
     assert [path.name for path in own.iterdir()] == [".pin-notes"]
+
+
+def test_compile_cache_keeps_links_and_files_of_others(tmp_path, canary):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "a-cache").symlink_to(canary / "notes.txt")
+    (cache / "b-cache").symlink_to(canary)
+    (cache / "notes.txt").write_text("mine")
+    (cache / "c-cache").write_bytes(b"damaged")
+    compile_cache._remove_damaged(cache)
+    compile_cache.prune(cache, max_bytes=0)
+    assert sorted(path.name for path in cache.iterdir()) == ["a-cache", "b-cache", "notes.txt"]
+
+
+def test_page_replaces_a_link_but_not_its_target(run, canary):
+    save(run, 1)
+    out = run.parent / "page.html"
+    out.symlink_to(canary / "notes.txt")
+    assert main.main(["page", str(run), f"--out={out}"]) == 0
+    assert not out.is_symlink()
 
 
 def create_directory(path):

@@ -314,6 +314,36 @@ CASES = [
     ),
     Case(
         "",
+        "run directories made of hostile pieces, in every command",
+        "nothing outside is touched, no valid step is lost, documented exit codes, no hang",
+        ("faults/test_hostile_runs.py::",),
+    ),
+    Case(
+        "",
+        "random histories: crashes, roll-backs, damage, restarts, killed evaluators",
+        "scores, best copies and points belong to one commit; what training has left is superseded",
+        ("faults/test_histories.py::",),
+    ),
+    Case(
+        "",
+        "malformed files, for every reader",
+        "one message that names the file, in bounded memory",
+        ("faults/test_corpus.py::", "faults/test_fuzz.py::"),
+    ),
+    Case(
+        "",
+        "files and directories without permission to read or write",
+        "reported as such; what may be read is read, and nothing is quarantined",
+        ("faults/test_permissions.py::",),
+    ),
+    Case(
+        "",
+        "TensorBoard files on a full disk",
+        "one warning; training and checkpoints continue, and the points follow once there is space",
+        ("extensions/test_tensorboard.py::test_a_full_disk_is_reported_once_and_points_resume",),
+    ),
+    Case(
+        "",
         "power cut, by the order of system calls",
         "{files_and_directories_synced} files and directories of a step synced before the rename, "
         "{written_after_rename} writes after it",

@@ -265,6 +265,10 @@ def test_points_that_training_has_left_are_superseded_before_there_are_new_ones(
     # Step 30 is to be made again.
     assert "Waiting for the next checkpoint" in captured.err
     assert events.read_points(history.directory / "eval") == {"eval/a": [(10, 1.0)]}
+    # An evaluator that is started again has nothing to repair.
+    files = sorted((history.directory / "eval").glob("events*"))
+    watcher(history.directory, None, *flags, stop_flag=StopLater()).run(ignore)
+    assert sorted((history.directory / "eval").glob("events*")) == files
     # The new history passes step 20 without a checkpoint.
     history.save(40, 7.0)
     shutil.rmtree(history.directory / "checkpoint_10")
