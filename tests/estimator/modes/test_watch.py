@@ -269,6 +269,7 @@ def test_points_that_training_has_left_are_superseded_before_there_are_new_ones(
     files = sorted((history.directory / "eval").glob("events*"))
     watcher(history.directory, None, *flags, stop_flag=StopLater()).run(ignore)
     assert sorted((history.directory / "eval").glob("events*")) == files
+    assert capsys.readouterr().out == ""
     # The new history passes step 20 without a checkpoint.
     history.save(40, 7.0)
     shutil.rmtree(history.directory / "checkpoint_10")

@@ -101,23 +101,25 @@ class Watcher:
             best.repair()
         curves = events.read_curves(self._eval_dir)
         self._import_note(curves)
-        self._supersede()
+        shown = {point.step for points in curves.values() for point in points}
+        self._report_superseded([n for n in self._follow_starts() if n in shown])
         self._repair_points(curves)
 
-    def _supersede(self) -> int | None:
-        """Supersedes the evaluations of steps that training has left; returns the first of them."""
+    def _follow_starts(self) -> list[int]:
+        """Supersedes evaluations of steps that training has left; returns what is new of them."""
         starts = run_record.starts_of(runs.read_facts(self._model_dir))
         if starts == self._starts:
-            return None
+            return []
         self._starts = starts
-        steps = self._evaluations.follow(starts)
+        return self._evaluations.follow(starts)
+
+    def _report_superseded(self, steps: list[int]) -> None:
         if steps:
             print(
-                f"Training has returned to step {starts[-1][1]}: the evaluations of the steps "
-                f"{messages.some_of(steps, _N_NAMED)} are superseded.",
+                f"Training has returned to step {self._starts[-1][1]}: the evaluations of the "
+                f"steps {messages.some_of(steps, _N_NAMED)} are superseded.",
                 flush=True,
             )
-        return min(steps, default=None)
 
     def _import_note(self, curves: events.Curves) -> None:
         """Records the evaluations of an earlier version, which noted only the last step."""
@@ -210,9 +212,9 @@ class Watcher:
         if time.monotonic() < self._next_check:
             self._sleep()
             return None, False
-        superseded = self._supersede()
-        if superseded is not None:
-            self._show(from_step=superseded)
+        if superseded := self._follow_starts():
+            self._report_superseded(superseded)
+            self._show(from_step=superseded[0])
             self._points.flush()
         # Checked before listing: a step written before the end mark is then in the list.
         has_ended = self._has_ended()
