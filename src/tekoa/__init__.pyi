@@ -31,6 +31,7 @@ from tekoa.estimator.replay.diff import diff as diff
 from tekoa.estimator.replay.replay import replay as replay
 from tekoa.estimator.replay.verify import verify as verify
 from tekoa.estimator.replay.why import why as why
+from tekoa.estimator.sweep.sweep import sweep as sweep
 from tekoa.exchange.export import export as export
 from tekoa.exchange.export import load_weights as load_weights
 from tekoa.exchange.names import WeightRule as WeightRule

@@ -231,8 +231,7 @@ class TrainLoop:
     def model(self) -> Any:
         """The trained model: a module for NNX and Equinox, else the parameters.
 
-        Its parameters are those that training continues with; `averaged_model` has their moving
-        average.
+        Its parameters are those that training continues with; see also `averaged_model`.
         """
         return self._merged(self.state.params)
 
@@ -259,6 +258,11 @@ class TrainLoop:
         if self._fns is None:
             raise TypeError("This loop runs the task's own step and has no model functions.")
         return self._fns
+
+    @property
+    def parts(self) -> tuple[Training, runner.Runner, Options]:
+        """What trains, what runs its steps, and how they are made; for `loop.lanes`."""
+        return self._training, self._runner, self.options
 
     def peek_batch(self) -> Any:
         """Returns the batch of the next step, without consuming it."""
@@ -287,11 +291,8 @@ class TrainLoop:
     def __iter__(self) -> Iterator[Summary]:
         """Yields checkpoints up to step `n_steps`; none, with a message, if that is reached."""
         if self.n_steps is not None and self.step >= self.n_steps:
-            self._report(
-                f"Nothing to train: the loop is at step {self.step}, and n_steps={self.n_steps} is "
-                "the total.",
-                is_important=True,
-            )
+            at = f"the loop is at step {self.step}, and n_steps={self.n_steps} is the total."
+            self._report(f"Nothing to train: {at}", is_important=True)
         return self._checkpoints(self.n_steps)
 
     def __next__(self) -> Summary:

@@ -59,7 +59,7 @@ def test_nothing_is_drawn_beyond_the_target(run):
     running = run(10, steps_per_dispatch=2)
     for target in (3, 4, 7):
         running.advance(target)
-        assert running._feed.state == {"next": target}
+        assert running.feed.state == {"next": target}
 
 
 def test_exhausted_data_returns_no_segment(run):
@@ -88,7 +88,7 @@ def test_batches_drawn_before_a_stop_are_run(run):
     running.advance(20)
     # One group, and the group whose first batch was drawn ahead of time.
     assert running.step == 8
-    assert running._feed.state == {"next": 8}
+    assert running.feed.state == {"next": 8}
 
 
 def test_the_hook_is_called_before_each_dispatch(run):

@@ -98,6 +98,8 @@ COMMANDS = (
             "replay.diff:run_diff", is_own_parser=True),
     Command("why", "RUN", "explain why a run met NaN or Inf",
             "replay.why:run_why", is_own_parser=True),
+    Command("sweep", "MODEL", "train a model with several settings at once, and compare them",
+            "sweep.sweep:run_sweep", is_own_parser=True),
     Command("export", "RUN", "write a trained model for other libraries",
             "modes.export:run_export", requires="the directory of a run or of a checkpoint",
             flags="--to=safetensors|numpy|orbax|stablehlo|onnx [--out=FILE]"),

@@ -1,5 +1,6 @@
 """`tekoa train`: trains a model, with checkpoints, validation, metrics and profiling."""
 
+import collections
 import contextlib
 import dataclasses
 import re
@@ -48,65 +49,106 @@ def run_train(config: RunConfig) -> int:
 
 def train_run(run: runs.Run, program: Program) -> int:
     """Trains the program of a run and returns the exit code."""
-    with runs.remove_empty_dir_on_error(run):
-        return _train(run, program)
-
-
-def _train(run: runs.Run, program: Program) -> int:
-    seed = runs.choose_seed(run)
-    config = run.config
-    with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
-        if config.dry_run:
+    with signals.stop_flag() as stop_flag:
+        if run.config.dry_run:
+            seed = runs.choose_seed(run)
             return dry_run.train(program, lambda: _train_loop(run, program, seed, stop_flag))
-        # Closed after the writer of checkpoints: the last step is tracked once it is committed.
-        trackers = tracking.trackers(run, stack)
-        # First of all: a second trainer is refused before the model is made or anything is read.
-        keeper = _writer(run, "", config.max_ckpt, stack)
-        if config.profiler_port is not None:
-            jax.profiler.start_server(config.profiler_port)
-        trace = _step_trace(run, stack)
-        parts, loop = _train_loop(run, program, seed, stop_flag, keeper.store)
-        loop.before_dispatch = _before_dispatch(keeper, trace)
-        if loop.n_steps is None:
-            print(
-                "No end is set: training continues until it is stopped (Ctrl-C saves). Set "
-                "--max_train_steps or --train_epochs.",
-                file=sys.stderr,
-                flush=True,
-            )
-        validation = program.validation(parts, loop, stop_flag)
-        _check_validation(config, validation)
-        _record_start(run, seed, parts, loop)
-        keeper.meta["code"] = runs.code_digests(run)
-        stopping = selection.early_stopping(run, loop)
-        stages = [*_stages(run, validation, stopping, loop, stop_flag, stack), *trackers]
-        last = None
-        try:
-            last = _begin(run, loop, stages, keeper)
-            # The directory may already contain more steps than are requested.
-            is_incomplete = loop.n_steps is None or loop.step < loop.n_steps
-            if stopping is not None and stopping.should_stop:
-                is_incomplete = False
-            save_every = config.save_every_steps
-            save = _writer(run, "save", KEEP_ALL, stack) if save_every else serial.serial()
-            checkpoints = cadence.checks(
-                loop, check_every=config.check_every_steps, save_every=save_every, save=save
-            )
-            for checkpoint in checkpoints if is_incomplete else ():
-                last = _process(checkpoint, stages, keeper)
-        except nonfinite.NonFiniteError:
-            keeper(loop.checkpoint())
-            raise
-        except InterruptedError:
-            pass  # A validation was interrupted.
+        # Of the earlier ones, each has a state of its own.
+        progress = collections.deque(training(run, program, stop_flag), maxlen=1).pop()
+    loop, stopping = progress.loop, progress.stopping
     if stop_flag.is_set():
         print(f"Stopped at step {loop.step}. Run the same command again to resume.")
         return signals.EXIT_STOPPED
     if stopping is not None and stopping.should_stop:
-        print(f"Early stopping at step {loop.step}: best {config.early_stop} {stopping.best:.6g}.")
-    runs.end_training(run, loop.step)
-    _print_result(run, validation, last, loop)
+        best = f"best {run.config.early_stop} {stopping.best:.6g}"
+        print(f"Early stopping at step {loop.step}: {best}.")
+    _print_result(run, progress)
     return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where the training of a run stands.
+
+    Attributes:
+        loop: The loop.
+        last: The last checkpoint that was processed; None if there was none.
+        validation: Validates a checkpoint; None if there is no data for it.
+        stopping: Ends training early, if that is requested.
+    """
+
+    loop: train.TrainLoop
+    last: Checkpoint | None
+    validation: Callable[[Checkpoint], Summary] | None
+    stopping: early_stop.EarlyStopping | None
+
+
+def training(
+    run: runs.Run, program: Program, stop_flag: StopFlag, *, stdout: bool = True
+) -> Iterator[Progress]:
+    """Trains a run: yields before the first step, after each check, and at the end.
+
+    Args:
+        run: The run; no dry run.
+        program: Its model file.
+        stop_flag: Ends training with a checkpoint once it is set.
+        stdout: Whether the loop prints its messages.
+    """
+    with runs.remove_empty_dir_on_error(run):
+        seed = runs.choose_seed(run)
+        with contextlib.ExitStack() as stack:
+            # Closed after the writer of checkpoints: the last step is tracked once it is committed.
+            trackers = tracking.trackers(run, stack)
+            # First of all: a second trainer is refused before the model is made or data is read.
+            keeper = _writer(run, "", run.config.max_ckpt, stack)
+            trace = _step_trace(run, stack)
+            parts, loop = _train_loop(run, program, seed, stop_flag, keeper.store, stdout=stdout)
+            loop.before_dispatch = _before_dispatch(keeper, trace)
+            validation = program.validation(parts, loop, stop_flag)
+            _check_validation(run.config, validation)
+            _record_start(run, seed, parts, loop)
+            keeper.meta["code"] = runs.code_digests(run)
+            stopping = selection.early_stopping(run, loop)
+            stages = [*_stages(run, validation, stopping, loop, stop_flag, stack), *trackers]
+            progress = Progress(loop=loop, last=None, validation=validation, stopping=stopping)
+            yield progress
+            for last in _checked(run, progress, stages, keeper, stack):
+                progress = dataclasses.replace(progress, last=last)
+                yield progress
+        if not stop_flag.is_set():
+            runs.end_training(run, loop.step)
+        yield progress
+
+
+def _checked(
+    run: runs.Run,
+    progress: Progress,
+    stages: list[serial.Stage],
+    keeper: checkpoint_files.CheckpointFileWriter,
+    stack: contextlib.ExitStack,
+) -> Iterator[Checkpoint]:
+    """Trains, and yields the checkpoints once they are processed."""
+    config, loop, stopping = run.config, progress.loop, progress.stopping
+    try:
+        first = _begin(run, loop, stages, keeper)
+        if first is not None:
+            yield first
+        # The directory may already contain more steps than are requested.
+        is_incomplete = loop.n_steps is None or loop.step < loop.n_steps
+        if stopping is not None and stopping.should_stop:
+            is_incomplete = False
+        save_every = config.save_every_steps
+        save = _writer(run, "save", KEEP_ALL, stack) if save_every else serial.serial()
+        checkpoints = cadence.checks(
+            loop, check_every=config.check_every_steps, save_every=save_every, save=save
+        )
+        for checkpoint in checkpoints if is_incomplete else ():
+            yield _process(checkpoint, stages, keeper)
+    except nonfinite.NonFiniteError:
+        keeper(loop.checkpoint())
+        raise
+    except InterruptedError:
+        pass  # A validation was interrupted.
 
 
 def _record_start(run: runs.Run, seed: int, parts: TrainParts, loop: train.TrainLoop) -> None:
@@ -172,6 +214,8 @@ def _train_loop(
     seed: int,
     stop_flag: StopFlag,
     checkpoint_store: Store | None = None,
+    *,
+    stdout: bool = True,
 ) -> tuple[TrainParts, train.TrainLoop]:
     """Builds the loop, which starts from what the flags request."""
 
@@ -188,7 +232,19 @@ def _train_loop(
             checkpoint_store=checkpoint_store,
         )
 
-    return assemble.training_loop(run, program, seed, make_reader=make_reader, stop_flag=stop_flag)
+    if run.config.profiler_port is not None and not run.config.dry_run:
+        jax.profiler.start_server(run.config.profiler_port)
+    parts, loop = assemble.training_loop(
+        run, program, seed, make_reader=make_reader, stop_flag=stop_flag, stdout=stdout
+    )
+    if loop.n_steps is None and not run.config.dry_run:
+        print(
+            "No end is set: training continues until it is stopped (Ctrl-C saves). Set "
+            "--max_train_steps or --train_epochs.",
+            file=sys.stderr,
+            flush=True,
+        )
+    return parts, loop
 
 
 def _step_trace(run: runs.Run, stack: contextlib.ExitStack) -> profiler.StepTrace | None:
@@ -272,13 +328,9 @@ def _writer(
     return stack.enter_context(contextlib.closing(writer))
 
 
-def _print_result(
-    run: runs.Run,
-    validation: Callable[[Checkpoint], Summary] | None,
-    last: Checkpoint | None,
-    loop: train.TrainLoop,
-) -> None:
+def _print_result(run: runs.Run, progress: Progress) -> None:
     """Prints the final metrics and the directory of the run."""
+    loop, last, validation = progress.loop, progress.last, progress.validation
     if last is None:
         print(f"Nothing to do: all {loop.step} steps are complete.")
     if validation is not None:

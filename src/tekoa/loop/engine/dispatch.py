@@ -80,7 +80,7 @@ class Dispatcher:
         """Returns the program that runs a group of batches, and its second argument."""
         if len(group) == 1:
             return self.one, group[0]
-        return self.many, jax.tree.map(_stack, *group)
+        return self.many, stack_batches(group)
 
     def is_choice_due(self, step: int, n_steps: int) -> bool:
         """Whether it is time to measure, from numbers of steps alone.
@@ -153,6 +153,11 @@ def is_choice_due(step: int, n_steps: int) -> bool:
 def copy_leaves(leaves: Leaves) -> Leaves:
     """Copies arrays so that a step may consume them."""
     return [jnp.copy(x) for x in leaves]
+
+
+def stack_batches(batches: list[Any]) -> Any:
+    """Stacks several batches along a new leading axis."""
+    return jax.tree.map(_stack, *batches)
 
 
 def _stack(*leaves: Any) -> Any:

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -38,6 +38,14 @@ class Segment:
     compile_seconds: float = 0.0
 
 
+class Group(Protocol):
+    """Runs the steps of several runners together."""
+
+    def advance(self, runner: "Runner", target: int) -> Segment | None:
+        """Returns the steps of one runner up to `target`, which `Runner.adopt` has received."""
+        ...
+
+
 class Runner:
     """Runs steps; each consumes the arrays of the state before it.
 
@@ -53,6 +61,9 @@ class Runner:
         is_exhausted: Whether the data has ended.
         stop_flag: If not None, polled at every dispatch; once set, `advance` returns early.
         before_dispatch: If not None, called before each dispatch with the completed steps.
+        codec: Converts states to lists of arrays.
+        feed: The batches.
+        group: If not None, it runs the steps of this and of other runners together.
     """
 
     def __init__(
@@ -70,7 +81,8 @@ class Runner:
         self._is_held = False
         self._compiled: set[FlatStep] = set()
         self._compile_seconds = 0.0
-        self._codec, self._feed, self._place = codec, feed, place
+        self.codec, self.feed, self._place = codec, feed, place
+        self.group: Group | None = None
         self.stop_flag: StopRequest | None = None
         self.before_dispatch: Callable[[int], object] | None = None
         self._dispatcher, self._last = programs.dispatcher, programs.last
@@ -85,7 +97,20 @@ class Runner:
         """The current state; it stays valid, since the next step runs on a copy."""
         self._verify_unguarded()
         self._is_held = True
-        return self._codec.unflatten(self._current[0][0])
+        return self.codec.unflatten(self._current[0][0])
+
+    @property
+    def leaves(self) -> Leaves:
+        """The arrays of the current state, which stay valid."""
+        return self.codec.flatten(self.state)
+
+    def adopt(self, leaves: Leaves, outputs: Outputs, n_steps: int, position: Any) -> None:
+        """Continues from what a group has computed, at its data position."""
+        self._current[:] = [(leaves, outputs)]
+        self._is_held = False
+        self.step += n_steps
+        if self.feed.state != position:
+            self.feed.restore(position)
 
     def reset_sums(self, empty: Callable[[PyTree], PyTree]) -> None:
         """Empties the metrics accumulated in the state."""
@@ -102,14 +127,14 @@ class Runner:
         self.step, self.is_exhausted = int(state.step), False
         self._queue.clear()
         start, position = self._start
-        self._feed.restore(position, then=self.step - start)
+        self.feed.restore(position, then=self.step - start)
         return nonfinite.NonFiniteError(
             f"{diagnosis} The loop is back at step {self.step}, the last good one. Lower the "
             'learning rate, clip gradients, or pass on_nan="skip".'
         )
 
     def _replace(self, state: TrainState) -> None:
-        self._current[:] = [(self._codec.flatten(state), [])]
+        self._current[:] = [(self.codec.flatten(state), [])]
 
     @property
     def steps_per_dispatch(self) -> int | None:
@@ -137,7 +162,9 @@ class Runner:
             The steps that ran; None if the data had already ended.
         """
         start = self.step
-        self._start = start, self._feed.state
+        self._start = start, self.feed.state
+        if self.group is not None:
+            return self.group.advance(self, target)
         has_grads, batch, self._compile_seconds = False, None, 0.0
         try:
             # Batches in the queue are run even after a stop: the data position is behind them.
@@ -159,7 +186,7 @@ class Runner:
         if not n_steps:
             return None
         self._verify_unguarded()
-        output = self._codec.unflatten_output(self._current[0][1])
+        output = self.codec.unflatten_output(self._current[0][1])
         return Segment(
             output=output,
             has_grads=has_grads,
@@ -186,7 +213,7 @@ class Runner:
     def _fill_queue(self, n: int) -> None:
         while len(self._queue) < n and not self.is_exhausted:
             try:
-                self._queue.append(self._place.batch(self._feed.next()))
+                self._queue.append(self._place.batch(self.feed.next()))
             except StopIteration:
                 self.is_exhausted = True
 

@@ -1,0 +1,1 @@
+"""`tekoa sweep`: trains a model with several settings at once."""

@@ -1,0 +1,1 @@
+"""Several loops whose steps differ in numbers only, run by one program."""
