@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from support.processes import TRAIN, environment
 from tekoa.store.commit import paths
+from tekoa.store.formats.step import open_step
 
 pytestmark = pytest.mark.slow
 
@@ -50,16 +52,30 @@ def test_garbage_does_not_change_a_run(together, home):
     assert [process.wait()[0] for process in processes] == [0, 0], processes[0].output()
 
 
+def test_without_mutual_tls_a_client_with_a_taken_number_ends_the_run(together, home):
+    """The attack that the next test repeats; `docs/hosts.md` says that it is possible."""
+    directory = home / "taken"
+    processes, address = start(together, directory, {})
+    register_as_process_1(address)
+    for process in processes:
+        assert process.wait()[0] in (69, -signal.SIGABRT), process.output()
+    for step in paths.list_steps(directory):
+        open_step(paths.step_dir(directory, step))
+
+
 @pytest.mark.skipif(
     not hasattr(jax.config, "jax_mtls_cert_file"), reason="this JAX has no mutual TLS"
 )
 def test_strangers_do_not_change_a_run_with_mutual_tls(together, home, certificates):
     processes, address = start(together, home / "tls", certificates)
     send_garbage(address)
-    words = [sys.executable, "-c", IMPOSTOR, f"{address[0]}:{address[1]}"]
-    result = subprocess.run(words, env=environment(), capture_output=True, timeout=60, check=False)
-    assert result.returncode != 0
+    assert register_as_process_1(address).returncode != 0
     assert [process.wait()[0] for process in processes] == [0, 0], processes[0].output()
+
+
+def register_as_process_1(address):
+    words = [sys.executable, "-c", IMPOSTOR, f"{address[0]}:{address[1]}"]
+    return subprocess.run(words, env=environment(), capture_output=True, timeout=60, check=False)
 
 
 def start(together, directory, env):

@@ -90,9 +90,7 @@ class Store:
         self._is_open = True
 
     def _open(self, directory: str | os.PathLike[str]) -> None:
-        self._lease, is_new = acquire(directory)
-        if is_new:
-            commit.sweep(self._lease)
+        self._lease = acquire(directory)
 
     def save(
         self,

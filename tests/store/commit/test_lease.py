@@ -11,7 +11,7 @@ import pytest
 
 from tekoa import store
 from tekoa.store import errors
-from tekoa.store.commit import lease
+from tekoa.store.commit import lease, paths
 
 
 def owner(directory):
@@ -20,16 +20,15 @@ def owner(directory):
 
 def write_owner(directory, **changes):
     directory.mkdir(exist_ok=True)
-    held, _ = lease.acquire(directory)
+    held = lease.acquire(directory)
     facts = owner(held.directory)
     held.release()
     (directory / lease.NAME).write_text(json.dumps({**facts, "token": "other", **changes}))
 
 
 def test_one_process_may_hold_a_directory_twice(tmp_path):
-    first, is_first_new = lease.acquire(tmp_path)
-    second, is_second_new = lease.acquire(tmp_path)
-    assert (first is second, is_first_new, is_second_new) == (True, True, False)
+    first, second = lease.acquire(tmp_path), lease.acquire(tmp_path)
+    assert first is second
     first.release()
     assert (tmp_path / lease.NAME).exists()
     second.release()
@@ -46,7 +45,7 @@ def test_lease_of_a_dead_process_is_taken_over(tmp_path, caplog):
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     write_owner(tmp_path, pid=process.pid)
-    held, _ = lease.acquire(tmp_path)
+    held = lease.acquire(tmp_path)
     assert owner(tmp_path)["pid"] == os.getpid()
     assert f"took over the lease of process {process.pid}" in caplog.text
     held.release()
@@ -54,7 +53,7 @@ def test_lease_of_a_dead_process_is_taken_over(tmp_path, caplog):
 
 def test_reused_pid_does_not_keep_the_lease(tmp_path):
     write_owner(tmp_path, pid=os.getppid(), start="1")
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
 
 
 def test_zombie_process_counts_as_dead(tmp_path):
@@ -63,7 +62,7 @@ def test_zombie_process_counts_as_dead(tmp_path):
     process.stdin.close()
     while not lease._process(process.pid)[1]:
         time.sleep(0.01)
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
     process.wait()
 
 
@@ -83,7 +82,7 @@ def test_lease_of_another_host_without_renewals_is_taken_over(tmp_path, monkeypa
     write_owner(tmp_path, host="elsewhere")
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
     started = time.monotonic()
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
     assert time.monotonic() - started > 0.3
     waits, takes = caplog.messages
     assert "in case process" in waits
@@ -93,7 +92,7 @@ def test_lease_of_another_host_without_renewals_is_taken_over(tmp_path, monkeypa
 
 def test_own_lease_is_renewed(tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
-    held, _ = lease.acquire(tmp_path)
+    held = lease.acquire(tmp_path)
     deadline = time.monotonic() + 5
     while owner(tmp_path)["count"] < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -104,7 +103,7 @@ def test_own_lease_is_renewed(tmp_path, monkeypatch):
 
 
 def test_fence_raises_when_the_lease_was_broken_or_taken_over(tmp_path):
-    held, _ = lease.acquire(tmp_path)
+    held = lease.acquire(tmp_path)
     facts = owner(tmp_path)
     (tmp_path / lease.NAME).write_text(json.dumps({**facts, "token": "other", "host": "x"}))
     with (
@@ -122,14 +121,14 @@ def test_unreadable_lease_does_not_count_as_a_free_directory(tmp_path, monkeypat
     (tmp_path / lease.NAME).write_text("?")
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.1)
     started = time.monotonic()
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
     assert time.monotonic() - started > 0.1
 
 
 def test_pid_that_another_user_has_now_does_not_keep_the_lease(tmp_path, monkeypatch):
     write_owner(tmp_path, pid=os.getppid(), start="1")
     monkeypatch.setattr(os, "kill", refuse)
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
 
 
 def test_living_process_of_another_user_is_respected(tmp_path, monkeypatch):
@@ -148,7 +147,7 @@ def test_process_that_is_hidden_counts_as_alive_only_while_it_renews(tmp_path, m
     monkeypatch.setattr(lease, "_process", lambda pid: ("", False))
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.3)
     started = time.monotonic()
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
     assert time.monotonic() - started > 0.3
 
 
@@ -157,20 +156,20 @@ def test_impossible_pid_in_a_lease_is_not_signalled(tmp_path, monkeypatch, pid):
     write_owner(tmp_path, pid=pid)
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.1)
     monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail(f"kill({pid}, {number})"))
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
 
 
 def test_lease_file_that_could_not_be_removed_does_not_block_its_own_process(tmp_path):
-    held, _ = lease.acquire(tmp_path)
+    held = lease.acquire(tmp_path)
     text = (tmp_path / lease.NAME).read_text()
     held.release()
     (tmp_path / lease.NAME).write_text(text)
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
 
 
 def test_one_thread_renews_all_leases(tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
-    leases = [lease.acquire(tmp_path / str(i))[0] for i in range(5)]
+    leases = [lease.acquire(tmp_path / str(i)) for i in range(5)]
     deadline = time.monotonic() + 10
     while min(owner(held.directory)["count"] for held in leases) < 2:
         assert time.monotonic() < deadline
@@ -182,7 +181,7 @@ def test_one_thread_renews_all_leases(tmp_path, monkeypatch):
 
 def test_renewals_are_not_synced(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("fsync"))
-    held, _ = lease.acquire(tmp_path)
+    held = lease.acquire(tmp_path)
     held._renew()
     assert owner(tmp_path)["count"] >= 1  # The thread may have renewed it too.
     held.release()
@@ -190,7 +189,7 @@ def test_renewals_are_not_synced(tmp_path, monkeypatch):
 
 def test_threads_of_one_process_wait_for_each_other_without_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "_LOCK_SECONDS", 0.05)
-    held, _ = lease.acquire(tmp_path)
+    held = lease.acquire(tmp_path)
     is_inside, gate = threading.Event(), threading.Event()
 
     def stay():
@@ -210,7 +209,7 @@ def test_threads_of_one_process_wait_for_each_other_without_limit(tmp_path, monk
 
 def test_release_is_bounded_while_another_thread_is_stuck_in_the_fence(tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "_LOCK_SECONDS", 0.05)
-    held, _ = lease.acquire(tmp_path)
+    held = lease.acquire(tmp_path)
     held._lock.acquire()
     worker = threading.Thread(target=held.release)
     worker.start()
@@ -218,7 +217,20 @@ def test_release_is_bounded_while_another_thread_is_stuck_in_the_fence(tmp_path,
     assert not worker.is_alive()
     held._lock.release()
     assert (tmp_path / lease.NAME).exists()
-    lease.acquire(tmp_path)[0].release()
+    lease.acquire(tmp_path).release()
+
+
+def test_unfinished_steps_are_removed_when_the_lease_is_new_and_nothing_else(tmp_path):
+    tmp, trash, bad = (paths.new_dir(tmp_path, 1, kind) for kind in ("tmp", "trash", "bad"))
+    ours, others = [tmp, trash], [tmp_path / "checkpoint_2.tmp-1700000000", bad]
+    for path in ours + others:
+        path.mkdir()
+        (path / "data").write_bytes(b"123")
+    with lease.held(tmp_path):
+        assert [path.exists() for path in ours + others] == [False, False, True, True]
+        tmp.mkdir()  # Of a save that runs.
+        with lease.held(tmp_path):
+            assert tmp.exists()
 
 
 def test_leftovers_of_killed_renewals_are_swept_and_foreign_files_are_not(tmp_path):

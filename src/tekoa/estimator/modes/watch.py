@@ -87,7 +87,7 @@ class Watcher:
             raise
 
     def _open(self) -> None:
-        self._lease, _ = lease.acquire(self._eval_dir)
+        self._lease = lease.acquire(self._eval_dir)
         hold.sweep(self._eval_dir)
         self._evaluations = Evaluations(self._eval_dir / RECORD)
         self._points = tensorboard.ScalarWriter(self._eval_dir)

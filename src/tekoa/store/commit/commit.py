@@ -7,7 +7,6 @@ removed by first renaming it out of sight. Both happen inside the lease's fence.
 import contextlib
 import errno
 import functools
-import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +16,6 @@ from tekoa import hosts
 from tekoa.store import errors
 from tekoa.store.commit import durable, fault_points, manifest, paths, together
 from tekoa.store.commit.lease import Lease
-
-_log = logging.getLogger("tekoa.store")
 
 
 def commit(
@@ -175,20 +172,3 @@ def set_aside(lease: Lease, steps: Sequence[int]) -> pathlib.Path:
     durable.fsync(aside)
     durable.fsync(lease.directory)
     return aside
-
-
-def sweep(lease: Lease) -> None:
-    """Removes temporary and half-deleted steps that dead writers left behind.
-
-    Only valid right after the lease was acquired, while this process writes nothing yet.
-    """
-    with lease.fence():
-        leftovers = [
-            path for kind in ("tmp", "trash") for path in paths.unfinished(lease.directory, kind)
-        ]
-        files = lease.leftovers()
-    # Outside the fence, which the renewal of the lease needs: this may take long.
-    for path in (*leftovers, *files):
-        durable.remove(path, on_file=lambda: fault_points.reach("mid_gc"))
-    if leftovers:
-        _log.warning("%s: removed %d unfinished steps", lease.directory, len(leftovers))

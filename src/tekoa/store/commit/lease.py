@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from tekoa.core import files
 from tekoa.store import errors
-from tekoa.store.commit import durable
+from tekoa.store.commit import durable, fault_points, paths
 
 NAME = "writer.lease"
 RENEW_SECONDS = 2.0
@@ -95,17 +95,21 @@ class Lease:
                     self._path.unlink()
                 self._lock.release()
 
-    def leftovers(self) -> list[pathlib.Path]:
-        """Lists the files that killed processes left while they renewed the lease.
-
-        Call it inside the fence: this process renews there too.
-        """
-        with os.scandir(self.directory) as entries:
-            return [
-                self.directory / entry.name
-                for entry in entries
-                if _LEFTOVER.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-            ]
+    def _sweep(self) -> None:
+        """Removes what killed writers left; only while this process writes nothing here yet."""
+        with self.fence():  # This process renews the lease there too.
+            steps = [p for kind in ("tmp", "trash") for p in paths.unfinished(self.directory, kind)]
+            with os.scandir(self.directory) as entries:
+                renewals = [
+                    self.directory / entry.name
+                    for entry in entries
+                    if _LEFTOVER.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+                ]
+        # Outside the fence, which the renewal of the lease needs: this may take long.
+        for path in (*steps, *renewals):
+            durable.remove(path, on_file=lambda: fault_points.reach("mid_gc"))
+        if steps:
+            _log.warning("%s: removed %d unfinished steps", self.directory, len(steps))
 
     def _renew(self) -> None:
         if self._is_lost or self._me["pid"] != os.getpid():
@@ -122,14 +126,13 @@ class Lease:
             pass  # A full disk or a slow process must not end the renewal.
 
 
-def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
+def acquire(directory: str | os.PathLike[str]) -> Lease:
     """Acquires the lease of a directory, creating the directory if needed.
+
+    A lease that is new to this process removes what killed writers left in the directory.
 
     Args:
         directory: The directory to write in.
-
-    Returns:
-        The lease, and whether it is new to this process.
 
     Raises:
         errors.LeaseHeldError: If another living process holds it; within 5 seconds on this
@@ -145,18 +148,19 @@ def acquire(directory: str | os.PathLike[str]) -> tuple[Lease, bool]:
             # A forked child does not hold the leases of its parent.
             if lease is not None and lease._me["pid"] == os.getpid():
                 lease._n_holders += 1
-                return lease, False
+                return lease
             lease = Lease(path)
             _take(lease)
             _held[path] = lease
             _register_once(_release_all)
             _start_renewals()
+        lease._sweep()
+        return lease
     except OSError as error:
         raise errors.StoreError(
             f"Cannot write to {path}, so checkpoints could not be saved: {error}. Choose a "
             "directory that this user may write to."
         ) from error
-    return lease, True
 
 
 def _start_renewals() -> None:
@@ -177,7 +181,7 @@ def _renew_all() -> None:
 @contextlib.contextmanager
 def held(directory: str | os.PathLike[str]) -> Iterator[Lease]:
     """Holds the lease of a directory during a `with` block; see `acquire`."""
-    lease, _ = acquire(directory)
+    lease = acquire(directory)
     try:
         yield lease
     finally:

@@ -19,7 +19,7 @@ from typing import Literal
 from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import commit, durable, identity, paths, retention, score
-from tekoa.store.commit.lease import Lease
+from tekoa.store.commit.lease import Lease, held
 from tekoa.store.formats.step import is_committed
 from tekoa.store.transfer import copy
 
@@ -62,7 +62,7 @@ class BestCopies:
     def repair(self) -> None:
         """Completes a change that a killed program left unfinished."""
         if self._directory.is_dir():
-            with copy.writing(self._directory) as lease:
+            with held(self._directory) as lease:
                 self._settle(lease)
 
     def offer(self, path: str | os.PathLike[str], value: float) -> bool:
@@ -88,7 +88,7 @@ class BestCopies:
         if step is None:
             raise ValueError(f"{path} is not a step: its name must be 'checkpoint_<step>'.")
         digest = identity.commit_id(path).digest
-        with copy.writing(self._directory) as lease:
+        with held(self._directory) as lease:
             entries = [(n, *entry) for n, entry in self._scores.items()]
             self._write([*entries, (step, digest, value)])
             copy.copy_step(path, self._directory)
@@ -118,7 +118,7 @@ class BestCopies:
 
     def set_aside(self, steps: Sequence[int]) -> pathlib.Path:
         """Moves copies, at least one, to a subdirectory, where they do not count; returns it."""
-        with copy.writing(self._directory) as lease:
+        with held(self._directory) as lease:
             aside = commit.set_aside(lease, steps)
             self._scores = {n: entry for n, entry in self._scores.items() if n not in steps}
             self._settle(lease)

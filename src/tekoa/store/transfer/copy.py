@@ -1,30 +1,17 @@
 """Copies of a step in another directory, unchanged or in another format."""
 
-import contextlib
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tekoa import hosts
 from tekoa.core import files
 from tekoa.store.commit import commit, durable, identity, manifest, paths, retention
-from tekoa.store.commit.lease import Lease, acquire, held
+from tekoa.store.commit.lease import held
 from tekoa.store.formats.step import Format, finish_step, is_committed, open_step, write_step
 from tekoa.store.read.load import open_newest
-
-
-@contextlib.contextmanager
-def writing(directory: str | os.PathLike[str]) -> Iterator[Lease]:
-    """Holds the lease of a directory; removes what killed writers left there."""
-    lease, is_new = acquire(directory)
-    try:
-        if is_new:
-            commit.sweep(lease)
-        yield lease
-    finally:
-        lease.release()
 
 
 def copy_step(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -> pathlib.Path:
@@ -47,7 +34,7 @@ def copy_step(path: str | os.PathLike[str], directory: str | os.PathLike[str]) -
     source = files.local_path(path)
     opened = open_step(source)
     index, target = opened.index, paths.step_dir(directory, opened.index.step)
-    with writing(directory) as lease:
+    with held(directory) as lease:
         exists = is_committed(target)
         if not exists or identity.commit_id(target) != opened.commit:
             commit.commit(
