@@ -23,12 +23,32 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 # Pages that run in a second or two; the others are for the slow run.
 QUICK = {"checkpoints.md", "data.md", "glossary.md", "hosts.md", "model_files.md"}
 
+# Pages whose tabs are used by the blocks after them, and which run in a few seconds.
+TABBED = ("gan.md", "own_step.md")
+
 
 def python_blocks(page):
     blocks = re.findall(
         r"^( *)```python([^\n]*)\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE
     )
     return [textwrap.dedent(block) for _, marks, block in blocks if has_packages(marks)]
+
+
+def tabs(page):
+    """The labels of a page's tabs."""
+    labels = re.findall(r'^=== "(.*?)"$', page.read_text(), re.MULTILINE)
+    return list(dict.fromkeys(labels))
+
+
+def blocks_of_tab(page, label):
+    """The Python blocks of a page, of every group of tabs only those with one label."""
+    text = re.sub(
+        r'^=== "(.*?)"\n((?:    .*\n|\n)*)',
+        lambda tab: textwrap.dedent(tab[2]) if tab[1] == label else "",
+        page.read_text(),
+        flags=re.MULTILINE,
+    )
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def has_packages(marks):
@@ -47,6 +67,7 @@ PAGES = [page for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))] if p
             marks=() if page.name in QUICK else pytest.mark.slow,
         )
         for page in PAGES
+        if page.name not in TABBED
     ],
 )
 def test_python_blocks_run(page, tmp_path, monkeypatch):
@@ -60,6 +81,17 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         if 'needs="' in page.read_text():
             warnings.simplefilter("ignore")  # Of the other packages.
         run_blocks(blocks, page, names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "label"),
+    [(page, label) for page in (DOCS / "tutorials" / n for n in TABBED) for label in tabs(page)],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_every_tab_fits_the_rest_of_its_page(page, label, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(blocks_of_tab(page, label), page, {"__name__": "page"})
 
 
 def run_blocks(blocks, page, names):

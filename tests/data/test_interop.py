@@ -152,3 +152,11 @@ def test_ready_batches_can_be_restored_backwards():
 def test_batches_of_a_source_are_returned_unchanged():
     batches = data.as_source({"x": np.arange(5)}).batches(2)
     assert data.as_batches(batches) is batches
+
+
+def test_a_position_of_another_kind_of_data_is_named():
+    source = data.as_source({"x": np.arange(8)}).batches(2)
+    with pytest.raises(data.ChangedDataError, match=r"of a list of batches, .* is a Source now"):
+        source.restore({"next": 3})
+    with pytest.raises(data.ChangedDataError, match=r"of a Source, .* is a list of batches now"):
+        interop.go_to(interop.iterate([1, 2, 3]), source.state())

@@ -13,7 +13,7 @@ import numpy as np
 from tekoa.data import patterns
 from tekoa.data.batching import stacking
 from tekoa.data.readers import streams
-from tekoa.data.readers.base import ChangedDataError, DataError
+from tekoa.data.readers.base import ChangedDataError, DataError, other_position
 from tekoa.data.readers.memory import ArrayReader, SequenceReader
 from tekoa.data.source import Source
 
@@ -163,6 +163,8 @@ class _SequenceIterator(Iterator[Any]):
         return {"next": self._next}
 
     def restore(self, state: dict[str, int]) -> None:
+        if not isinstance(state, dict) or "next" not in state:
+            raise other_position(state, "a list of batches")
         self._next = int(state["next"])
 
 

@@ -94,7 +94,8 @@ class ProgressBar:
             self._update_bar(checkpoint.step, note)
         if self._has_lines and not self._console.is_jupyter:
             line = self._aligned(checkpoint.step, values)
-            self._print(line if is_interactive else "  ".join([line, *rates]))
+            # The bar has the rates.
+            self._print("  ".join([line, *([] if is_interactive else rates)]).rstrip())
         elif not is_interactive:
             self._print_now_and_then(checkpoint.step, note)
         if checkpoint.step == self._n_steps:
@@ -138,7 +139,7 @@ class ProgressBar:
         numbers = {name: f"{x:.4g}" for name, x in values.items()}
         self._number_width = max([self._number_width, *map(len, numbers.values())])
         texts = (f"{name} {text:<{self._number_width}}" for name, text in numbers.items())
-        return f"step {self._step_text(step)}  {'  '.join(texts)}".rstrip()
+        return f"step {self._step_text(step)}  {'  '.join(texts)}"
 
     def _step_text(self, step: int) -> str:
         total = "" if self._n_steps is None else f"/{self._n_steps}"

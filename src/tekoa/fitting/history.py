@@ -12,6 +12,7 @@ _HIDDEN = (
     "train/gradients_l2norm",
     "train/weights_l2norm",
     "train/last_loss",
+    "rates/all",
 )
 
 

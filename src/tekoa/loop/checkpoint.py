@@ -111,6 +111,15 @@ class Summary(Checkpoint):
     metrics: Metrics = dataclasses.field(default_factory=dict)
     media: Mapping[str, Media] = dataclasses.field(default_factory=dict)
 
+    @property
+    def scalars(self) -> dict[str, float]:
+        """All metrics in one dict, by names such as "train/loss"."""
+        return {
+            f"{group}/{name}": float(value)
+            for group, values in self.metrics.items()
+            for name, value in values.items()
+        }
+
     def with_metrics(self, group: str, values: Mapping[str, float]) -> "Summary":
         """Returns a copy with one more group of metrics."""
         return dataclasses.replace(self, metrics={**self.metrics, group: dict(values)})

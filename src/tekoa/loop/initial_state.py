@@ -10,9 +10,19 @@ from jax.sharding import AxisType
 from tekoa import hosts
 from tekoa.core import batch as batches
 from tekoa.core import trees
+from tekoa.core.model import ModelFns
 from tekoa.core.state import Health, TrainState
 from tekoa.loop.engine.dispatch import StepsPerDispatch
-from tekoa.loop.task import Options, Restored, StateReader, Training
+from tekoa.loop.own_step import StepTraining
+from tekoa.loop.task import (
+    ModelTraining,
+    Options,
+    Restored,
+    StateReader,
+    Training,
+    TrainTask,
+    model_fns_for,
+)
 from tekoa.sharding.mesh import LayoutError
 from tekoa.sharding.placement import Placement
 
@@ -23,6 +33,25 @@ class InitialState(NamedTuple):
     state: TrainState
     restored: Restored | None  # What was read, if anything was.
     load_seconds: float  # The time it took to read it; 0 if there was nothing to read.
+
+
+def as_training(
+    task: TrainTask | Training, model: Any, input_sample: Any, **options: Any
+) -> tuple[Training, ModelFns | None]:
+    """Returns what a loop runs, and the model's functions if the step is Tekoa's.
+
+    Args:
+        task: The task, or a `Training`, which is returned as it is.
+        model: The model, of any library; None if the task has its own step.
+        input_sample: Inputs for initialisation; those of the first batch by default.
+        **options: As for `as_model_fns`.
+    """
+    if not isinstance(task, TrainTask):
+        return task, None
+    if task.step is not None:
+        return StepTraining(task), None
+    fns = model_fns_for(task, model, **options)
+    return ModelTraining(fns, task, input_sample), fns
 
 
 def init_or_restore(

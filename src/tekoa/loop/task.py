@@ -51,9 +51,13 @@ class TrainTask:
             table of pattern to True or False, of which the first match wins; a tree of booleans
             like the parameters; `fn(name, array)`; or for an NNX module a filter such as
             `nnx.LoRA`. The others stay as they are and have no optimizer state.
+        step: A step of one's own, with `init` and in place of model, loss and optimizer:
+            `step(state, batch, rng) -> (state, metrics)`, pure. Metrics are numbers by name.
+        init: `init(rng, batch)` returns the state for `step`: any tree of arrays, which may
+            contain NNX or Equinox modules.
 
     Raises:
-        TypeError: If the optimizer or the data is missing, or `inputs` is passed with `split`.
+        TypeError: If the optimizer or the data is missing, or arguments exclude each other.
     """
 
     apply: Callable[..., Any] | None = None
@@ -66,9 +70,14 @@ class TrainTask:
     targets: str | Sequence[str] | None = None
     reduction: Reduction = "auto"
     trainable: Any = None
+    step: Callable[..., Any] | None = None
+    init: Callable[..., Any] | None = None
 
     def __post_init__(self):
-        _check_present(self, "optimizer", "data")
+        _check_present(self, "optimizer" if self.step is None else "init", "data")
+        others = (self.apply, self.optimizer, self.loss, self.trainable)
+        if self.step is not None and any(other is not None for other in others):
+            raise TypeError("TrainTask(step=) replaces apply, optimizer, loss and trainable.")
         object.__setattr__(self, "split", _split_of(self))
 
 

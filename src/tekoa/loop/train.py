@@ -26,10 +26,10 @@ from tekoa.loop.engine.flat_state import StateCodec
 from tekoa.loop.engine.programs import make_programs
 from tekoa.loop.evaluate import EvalLoop
 from tekoa.loop.feed import BatchFeed
+from tekoa.loop.own_step import StepTraining
 from tekoa.loop.task import (
     ChoosesOptimizer,
     EvalTask,
-    ModelTraining,
     Options,
     Restored,
     StateReader,
@@ -37,7 +37,6 @@ from tekoa.loop.task import (
     Training,
     TrainTask,
     check_count,
-    model_fns_for,
 )
 from tekoa.sharding import placement
 from tekoa.sharding.layout import Layout
@@ -51,7 +50,8 @@ class TrainLoop:
 
     Args:
         model: A Linen module or its `init`, an NNX or Equinox module, plain functions, `ModelFns`,
-            or a reader of checkpoints around one of these. `init=` is an alias.
+            a reader of checkpoints around one of these, or None for a task with its own step.
+            `init=` is an alias.
         task: Model function, optimizer, loss and data; or a `Training`, which has its own step.
         n_steps_per_checkpoint: Checkpoints fall on its multiples and on the last step.
         n_steps: Total number of steps; None to train until the data ends.
@@ -108,24 +108,22 @@ class TrainLoop:
         self.n_steps, self.n_steps_per_checkpoint = n_steps, n_steps_per_checkpoint
         self._stdout, self._is_stopped, self._resumed_from = stdout, False, ""
         reader = model if isinstance(model, StateReader) else None
-        self._feed = BatchFeed(task.data, task.split)
-        self._fns: ModelFns | None = None
-        if isinstance(task, TrainTask):
-            self._fns = model_fns_for(
-                task,
-                reader.target if reader else model,
-                collections=collections,
-                mutable=mutable_collections,
-            )
-            task = ModelTraining(self._fns, task, input_sample)
+        training, self._fns = initial_state.as_training(
+            task,
+            reader.target if reader else model,
+            input_sample,
+            collections=collections,
+            mutable=mutable_collections,
+        )
+        self._training: Training = training
+        self._feed = BatchFeed(training.data, training.split)
         first_batch = self._feed.peek()
-        if isinstance(task, ChoosesOptimizer):
-            task.resolve_optimizer(first_batch, self.n_steps)
-        self._training: Training = task
+        if isinstance(training, ChoosesOptimizer):
+            training.resolve_optimizer(first_batch, self.n_steps)
         self._place = placement.Placement(placement.choose_layout(layout, devices, optimizer_rules))
         options = Options(accumulate=accumulate, ema=ema, precision=precision, on_nan=on_nan)
         state, restored, load_seconds = initial_state.init_or_restore(
-            task,
+            training,
             jax.random.key(0) if rng is None else rng,
             batch=first_batch,
             place=self._place,
@@ -134,8 +132,8 @@ class TrainLoop:
         )
         if restored is not None:
             self._resume(state, restored)
-        if isinstance(task, ChoosesOptimizer) and task.optimizer_line:
-            self._report(task.optimizer_line)
+        if isinstance(training, ChoosesOptimizer) and training.optimizer_line:
+            self._report(training.optimizer_line)
         steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
             steps_per_dispatch, restored, self._place
         )
@@ -144,7 +142,7 @@ class TrainLoop:
         )
         self.stop_flag, self.options = stop_flag, options
         self._setup = {
-            **initial_state.sizes(state, task.split(first_batch)[0]),
+            **initial_state.sizes(state, training.split(first_batch)[0]),
             "load_seconds": load_seconds,
             "init_seconds": time.perf_counter() - began - load_seconds,
         }
@@ -229,7 +227,7 @@ class TrainLoop:
 
     @property
     def model(self) -> Any:
-        """The trained model: a module for NNX and Equinox, else the parameters.
+        """The trained model: a module for NNX and Equinox, a state of one's own, or parameters.
 
         Its parameters are those that training continues with; see also `averaged_model`.
         """
@@ -248,6 +246,8 @@ class TrainLoop:
 
     def _merged(self, params: Any) -> Any:
         variables = objective.merge_carry(self.state.variables, self.state.carry)
+        if isinstance(self._training, StepTraining):
+            return self._training.merge(params, variables)
         if self._fns is None or self._fns.merge is None:
             return merge_untrained(params, variables)[0]
         return self._fns.merge(params, variables)

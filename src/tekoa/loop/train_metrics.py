@@ -5,7 +5,8 @@ import jax
 from tekoa.core.nonfinite import OnNan
 from tekoa.core.state import TrainState
 from tekoa.loop.engine.runner import Segment
-from tekoa.loop.task import Training
+from tekoa.loop.task import ChoosesOptimizer, Training
+from tekoa.optim import named
 from tekoa.optim import rates as optim_rates
 
 
@@ -15,13 +16,18 @@ def read_metrics(
     """Waits for the device; returns the metrics of a segment and the number of bad steps.
 
     Metrics are in the group "train": means over the segment's steps, such as "loss", and values of
-    its last step, such as "last_loss". Learning rates that the optimizer reports, by parameter
-    group, are in "rates".
+    its last step, such as "last_loss". Learning rates that are known, by parameter group, are in
+    "rates": those in the optimizer's state, and that of an optimizer with a name.
     """
     outputs = {name: getattr(segment.output, name) for name in training.reported}
     outputs = {name: value for name, value in outputs.items() if value is not None}
     rates = optim_rates.current_rates(state.opt_state)
-    outputs, rates, sums, n_bad = jax.device_get((outputs, rates, state.sums, state.health.n_bad))
+    outputs, rates, sums, n_bad, step = jax.device_get(
+        (outputs, rates, state.sums, state.health.n_bad, state.step)
+    )
+    if not rates and isinstance(training, ChoosesOptimizer):
+        rate = named.rate_at(training.facts.get("optimizer", {}), int(step))
+        rates = {} if rate is None else {"all": rate}
     means = training.compute(sums)
     train = {
         "last_loss" if name == "loss" and name in means else name: float(value)

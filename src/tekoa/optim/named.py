@@ -146,6 +146,25 @@ def choose(
     return Choice(optimizer=optimizer, text=_describe(name, table, n_steps) + before, facts=facts)
 
 
+def rate_at(facts: Mapping[str, Any], step: int) -> float | None:
+    """Returns the learning rate of a step, from the `facts` of an optimizer; None if unknown.
+
+    That of "auto" is the size of a step relative to the parameters.
+
+    Args:
+        facts: Those of a `NamedOptimizer`.
+        step: The number of the step, counted from 1.
+
+    >>> rate_at({'name': 'adamw', 'learning_rate': 0.5}, 3)
+    0.5
+    """
+    if facts.get("name") not in ("auto", "sphere"):
+        return facts.get("learning_rate")
+    n_steps = facts["n_steps"]
+    size = sphere.anytime_step_size() if n_steps is None else sphere.step_size(n_steps)
+    return float(size(step - 1))
+
+
 def _rule_version(name: str, saved: Mapping[str, Any] | None) -> int:
     """Returns the version of sphere's constants: that of the earlier part of a run, if any."""
     if saved is None or saved.get("name") != name:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tekoa.data.batching import stacking, workers
 from tekoa.data.batching.order import BatchPlan, BatchRows, MakeOrder, Order
-from tekoa.data.readers.base import ChangedDataError, DataError, Reader
+from tekoa.data.readers.base import ChangedDataError, DataError, Reader, other_position
 
 VERSION = 1
 
@@ -205,9 +205,7 @@ def _fingerprint(maker: BatchMaker) -> dict[str, Any]:
 def _check_state(state: dict[str, Any]) -> None:
     missing = [key for key in ("version", "batch", "examples", "fingerprint") if key not in state]
     if missing:
-        raise ChangedDataError(
-            f"Not a saved data position: keys {missing} are missing (got {sorted(state)})."
-        )
+        raise other_position(state, "a Source")
     if state["version"] != VERSION:
         raise ChangedDataError(
             f"The saved data position has version {state['version']!r}, but this version of tekoa "

@@ -25,6 +25,29 @@ class ChangedDataError(DataError):
     """A saved data position belongs to another source, seed, batch size or order."""
 
 
+def other_position(state: Any, expected: str) -> ChangedDataError:
+    """Returns the error for a saved position that belongs to another kind of data.
+
+    Args:
+        state: The saved position.
+        expected: The kind of data that is trained on now.
+
+    >>> print(other_position({'next': 3}, 'a Source'))
+    The saved data position is one of a list of batches, but the data is a Source now. Resume with
+    the kind of data that the run was started with. To train a stored model on other data, pass
+    tekoa.load(directory, model) as the model.
+    """
+    fields = set(state) if isinstance(state, Mapping) else set()
+    kinds = {"next": "a list of batches", "fingerprint": "a Source", "base64": "a grain DataLoader"}
+    other = f"another iterator, with the entries {sorted(map(str, fields))}"
+    kind = next((text for field, text in kinds.items() if field in fields), other)
+    return ChangedDataError(
+        f"The saved data position is one of {kind}, but the data is {expected} now. Resume with "
+        "the kind of data that the run was started with. To train a stored model on other data, "
+        "pass tekoa.load(directory, model) as the model."
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Info:
     """Facts about a source's examples, for building a model that fits them.
