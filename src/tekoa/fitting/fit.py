@@ -16,6 +16,7 @@ from tekoa.extensions import (
     checkpoint_files,
     early_stop,
     metrics_file,
+    monitor,
     progress,
     run_record,
     serial,
@@ -55,6 +56,7 @@ def fit(
     patience: int | None = None,
     callbacks: Sequence[serial.Stage] = (),
     track: str | Tracker | Sequence[str | Tracker] = (),
+    log_norms: bool = False,
     steps_per_check: int | None = None,
     apply: Callable[..., Any] | None = None,
     ema: float | None = None,
@@ -97,6 +99,7 @@ def fit(
         patience: Stop after this many checks in a row without a better value of `best`.
         callbacks: Functions that receive every checkpoint and return it.
         track: Where metrics are sent besides: "wandb", "mlflow", "csv", a `Tracker`, or several.
+        log_norms: Whether to log the norms of every parameter, its gradient and its update.
         steps_per_check: Steps between checkpoints; by default an epoch, or a twentieth of `steps`.
         apply: The function that runs the model, if `model` does not include it.
         ema: Decay of a moving average of the parameters, which evaluation then uses.
@@ -155,12 +158,17 @@ def fit(
             ema=ema,
             precision=precision,
             on_nan=on_nan,
+            grads="norms" if log_norms else False,
             layout=layout,
             stop_flag=stop_flag,
             stdout=show_progress,
         )
-        rows, stages = checks.stages(loop, directory, batch_size, show_progress, callbacks, stack)
-        process = serial.serial(*stages, *trackers, *writer)
+        watch = monitor.Monitor(loop)
+        rows, stages = checks.stages(
+            loop, directory, batch_size, show_progress, watch, callbacks, stack
+        )
+        saving = [watch.timed("save", stage) for stage in writer]
+        process = serial.serial(*stages, *trackers, *saving)
         is_complete = _run(loop, process, stop_flag, show_progress)
     if directory is not None and is_complete and hosts.current().is_writer:
         run_record.write_end(directory, loop.step)
@@ -288,6 +296,7 @@ class _Checks:
         directory: str | os.PathLike[str] | None,
         batch_size: int,
         show_progress: bool,
+        watch: monitor.Monitor,
         callbacks: Sequence[serial.Stage],
         stack: contextlib.ExitStack,
     ) -> tuple[Callable[[], list[dict[str, Any]]], list[serial.Stage]]:
@@ -295,7 +304,9 @@ class _Checks:
         stages: list[Any] = []
         if self.data is not None and self.metrics:
             batches = self.data.eval_batches(batch_size)
-            stages.append(loop.evaluation(self.metrics, batches, stop_flag=loop.stop_flag))
+            evaluate = loop.evaluation(self.metrics, batches, stop_flag=loop.stop_flag)
+            stages.append(watch.timed("validation", evaluate))
+        stages.append(watch)
         if show_progress:
             bar = progress.ProgressBar(loop.n_steps, lines=True)
             loop.before_dispatch = bar.advance
@@ -309,7 +320,7 @@ class _Checks:
         closing: list[Any] = [file, tensorboard_lib.TensorBoardWriter(path / "train")]
         for writer in closing:
             writer.discard_after(loop.step)
-        if self.best is not None and stages:
+        if self.best is not None and self.metrics:
             metric, mode = self.best
             closing.append(best_files.BestFileWriter(path, metric, mode=mode, stdout=show_progress))
         stages += [stack.enter_context(contextlib.closing(stage)) for stage in closing]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Not in tables and pictures unless they are named.
+_HIDDEN_GROUPS = ("system/", "gradient_norms/", "update_norms/", "param_norms/")
 _HIDDEN = (
     "seconds",
     "train/seconds_per_step",
@@ -57,7 +58,7 @@ class History:
         return [math.nan if value is None else float(value) for value in values]
 
     def _table(self) -> list[list[str]]:
-        names = ["step", *(name for name in self.columns if name not in _HIDDEN)]
+        names = ["step", *(name for name in self.columns if _is_shown(name))]
         return [names, *([_text(row.get(name)) for name in names] for row in self.rows)]
 
     def __str__(self) -> str:
@@ -92,7 +93,7 @@ class History:
             from matplotlib import figure
         except ModuleNotFoundError as error:
             raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
-        chosen = names or tuple(name for name in self.columns if name not in _HIDDEN)
+        chosen = names or tuple(name for name in self.columns if _is_shown(name))
         charts = list(dict.fromkeys(name.rpartition("/")[2] for name in chosen))
         picture = _picture_class(figure.Figure)(
             figsize=(4.5 * max(1, len(charts)), 3.2), layout="constrained"
@@ -104,6 +105,10 @@ class History:
                     axes.plot(self.steps, self[name], label=name.rpartition("/")[0] or name)
             axes.legend()
         return picture
+
+
+def _is_shown(name: str) -> bool:
+    return name not in _HIDDEN and not name.startswith(_HIDDEN_GROUPS)
 
 
 def _picture_class(base: type) -> Any:

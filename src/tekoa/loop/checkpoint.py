@@ -61,6 +61,7 @@ class Checkpoint:
         n_completed_steps: Steps since the previous checkpoint.
         elapsed_time: Seconds since the previous checkpoint.
         compile_time: How many of them the compilation of steps took.
+        data_time: Seconds of these that the loop spent on reading batches.
         data_state: Data position, or None if it is unknown.
         facts: Choices that a resumed run must repeat, such as steps per dispatch.
         setup: Facts from the start of the loop: seconds to load and to initialise, number of
@@ -81,6 +82,7 @@ class Checkpoint:
     n_completed_steps: int = 0
     elapsed_time: float = 0.0
     compile_time: float = 0.0
+    data_time: float = 0.0
     data_state: Any = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     setup: Mapping[str, float] = dataclasses.field(default_factory=dict)

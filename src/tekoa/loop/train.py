@@ -23,7 +23,7 @@ from tekoa.loop.checkpoint import Summary
 from tekoa.loop.engine import runner
 from tekoa.loop.engine.dispatch import StepsPerDispatch
 from tekoa.loop.engine.flat_state import StateCodec
-from tekoa.loop.engine.programs import make_programs
+from tekoa.loop.engine.programs import KeepGrads, make_programs
 from tekoa.loop.evaluate import EvalLoop
 from tekoa.loop.feed import BatchFeed
 from tekoa.loop.own_step import StepTraining
@@ -69,8 +69,8 @@ class TrainLoop:
         ema: As for `make_train_step`.
         precision: As for `make_train_step`.
         on_nan: As for `make_train_step`; "stop" raises `NonFiniteError`.
-        grads: Whether checkpoints hold the gradients of their step. This compiles a second program
-            and keeps the gradients in memory as long as the checkpoint.
+        grads: Whether checkpoints hold the gradients of their step; compiles a second program.
+            "norms" adds metrics instead: norms of every parameter, its gradient and its update.
         steps_per_dispatch: Steps that are sent to the device at once. "auto" measures once, at the
             first checkpoint after a thousand steps.
         stop_flag: Polled at every dispatch; once set, the loop ends with a checkpoint.
@@ -100,7 +100,7 @@ class TrainLoop:
         ema: float | None = None,
         precision: objective.Precision = "float32",
         on_nan: nonfinite.OnNan = "stop",
-        grads: bool = False,
+        grads: KeepGrads = False,
         steps_per_dispatch: StepsPerDispatch = "auto",
         stop_flag: StopRequest | None = None,
     ):
@@ -141,6 +141,7 @@ class TrainLoop:
             state, options=options, steps_per_dispatch=steps_per_dispatch, keep_grads=grads
         )
         self.stop_flag, self.options = stop_flag, options
+        self._grads: KeepGrads = grads
         self._setup = {
             **initial_state.sizes(state, training.split(first_batch)[0]),
             "load_seconds": load_seconds,
@@ -352,8 +353,7 @@ class TrainLoop:
             yield checkpoint
 
     def _next_target(self, n_steps: int | None) -> int:
-        every = self.n_steps_per_checkpoint
-        target = (self.step // every + 1) * every
+        target = (self.step // self.n_steps_per_checkpoint + 1) * self.n_steps_per_checkpoint
         return target if n_steps is None else min(target, n_steps)
 
     def _advance(self, target: int) -> Summary:
@@ -373,12 +373,14 @@ class TrainLoop:
             if choice := self._runner.choose_dispatch(segment):
                 # Only a change is printed.
                 (_log.info if self._runner.steps_per_dispatch == 1 else self._report)(choice)
+        grads = train_metrics.grads_or_norms(metrics, segment, self.state, self._grads)
         return self._summary(
             n_completed_steps=segment.n_steps,
             elapsed_time=elapsed,
             compile_time=segment.compile_seconds,
+            data_time=segment.data_seconds,
             loss=segment.output.loss,
-            grads=segment.output.grads if segment.has_grads else None,
+            grads=grads,
             metrics=metrics,
         )
 

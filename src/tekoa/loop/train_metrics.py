@@ -2,8 +2,11 @@
 
 import jax
 
+from tekoa.core import trees
 from tekoa.core.nonfinite import OnNan
 from tekoa.core.state import TrainState
+from tekoa.core.trees import PyTree
+from tekoa.loop.engine.programs import KeepGrads
 from tekoa.loop.engine.runner import Segment
 from tekoa.loop.task import ChoosesOptimizer, Training
 from tekoa.optim import named
@@ -38,6 +41,20 @@ def read_metrics(
     if rates:
         metrics["rates"] = {group: float(rate) for group, rate in rates.items()}
     return metrics, int(n_bad)
+
+
+def grads_or_norms(
+    metrics: dict[str, dict[str, float]], segment: Segment, state: TrainState, keep: KeepGrads
+) -> PyTree:
+    """Returns the gradients of a segment's last step; adds norms to the metrics instead."""
+    kept = segment.output.grads if segment.has_grads else None
+    if keep != "norms" or kept is None:
+        return kept
+    names = ["/".join(name) for name in trees.leaf_names(state.params)]
+    norms = jax.device_get(jax.tree.leaves(kept))
+    for i, kind in enumerate(("gradient", "update", "param")):
+        metrics[f"{kind}_norms"] = {n: float(x[i]) for n, x in zip(names, norms, strict=True)}
+    return None
 
 
 def add_counts(

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tekoa.core import trees
-from tekoa.extensions import checkpoint_files
+from tekoa.extensions import checkpoint_files, monitor
 from tekoa.hosts import signals
 from tekoa.loop.checkpoint import Summary
 
@@ -31,7 +31,7 @@ _KEEP_ALL = 10**9
 _MAX_DELAY_SECONDS = 1.0
 _FIRST_DELAY_SECONDS = 0.05
 # Not a result of the run: it differs between two uninterrupted runs.
-_TIMING_SUFFIX = "/seconds_per_step"
+_TIMING_SUFFIX, _TIMING_GROUP = "/seconds_per_step", f"{monitor.GROUP}/"
 
 
 def train(path: str, directory: pathlib.Path, plan: dict[str, Any]) -> int:
@@ -121,7 +121,7 @@ def digests(checkpoint: Summary) -> dict[str, str]:
     items = {**checkpoint_files.items_of(checkpoint.state), "loss": checkpoint.loss}
     by_name = {name: _digest(x) for name, x in trees.flatten_named(items).items()}
     for name, value in checkpoint_files.flat_metrics(checkpoint).items():
-        if not name.endswith(_TIMING_SUFFIX):
+        if not name.endswith(_TIMING_SUFFIX) and not name.startswith(_TIMING_GROUP):
             by_name[f"metrics/{name}"] = float(value).hex()
     by_name["data position"] = json.dumps(checkpoint.data_state, sort_keys=True)
     return by_name

@@ -184,6 +184,12 @@ class RunConfig:
     profile_steps: str | None = _flag(
         None, "profile COUNT steps starting at step FIRST, given as FIRST:COUNT", "train"
     )
+    log_norms: bool = _flag(
+        False, "log the norms of every parameter, its gradient and its update", "train"
+    )
+    peak_flops: float | None = _flag(
+        None, "most FLOPs per second of a device, to log utilisation if it is not known", "train"
+    )
     track: tuple[str, ...] = _flag((), "also send metrics to these: wandb, mlflow, csv", "train")
     track_project: str | None = _flag(
         None, "project of W&B, experiment of MLflow; the model's name if not set", "train"

@@ -63,7 +63,7 @@ def training_loop(
         precision=config.precision,
         on_nan=config.on_nan,
         steps_per_dispatch=_steps_per_dispatch(config),
-        grads=False,
+        grads="norms" if config.log_norms else False,
         stop_flag=stop_flag,
         stdout=stdout,
     )

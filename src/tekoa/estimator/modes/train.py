@@ -22,6 +22,7 @@ from tekoa.extensions import (
     checkpoint_files,
     early_stop,
     metrics_file,
+    monitor,
     profiler,
     progress,
     serial,
@@ -109,10 +110,11 @@ def training(
             _record_start(run, seed, parts, loop)
             keeper.meta["code"] = runs.code_digests(run)
             stopping = selection.early_stopping(run, loop)
-            stages = [*_stages(run, validation, stopping, loop, stop_flag, stack), *trackers]
+            watch = monitor.Monitor(loop, peak_flops=run.config.peak_flops)
+            stages = [*_stages(run, validation, stopping, loop, stop_flag, watch, stack), *trackers]
             progress = Progress(loop=loop, last=None, validation=validation, stopping=stopping)
             yield progress
-            for last in _checked(run, progress, stages, keeper, stack):
+            for last in _checked(run, progress, stages, keeper, watch, stack):
                 progress = dataclasses.replace(progress, last=last)
                 yield progress
         if not stop_flag.is_set():
@@ -125,6 +127,7 @@ def _checked(
     progress: Progress,
     stages: list[serial.Stage],
     keeper: checkpoint_files.CheckpointFileWriter,
+    watch: monitor.Monitor,
     stack: contextlib.ExitStack,
 ) -> Iterator[Checkpoint]:
     """Trains, and yields the checkpoints once they are processed."""
@@ -143,7 +146,7 @@ def _checked(
             loop, check_every=config.check_every_steps, save_every=save_every, save=save
         )
         for checkpoint in checkpoints if is_incomplete else ():
-            yield _process(checkpoint, stages, keeper)
+            yield _process(checkpoint, stages, watch.timed("save", keeper))
     except nonfinite.NonFiniteError:
         keeper(loop.checkpoint())
         raise
@@ -198,7 +201,7 @@ def _begin(
 def _process(
     checkpoint: Checkpoint,
     stages: list[serial.Stage],
-    keeper: checkpoint_files.CheckpointFileWriter,
+    keeper: serial.Stage,
 ) -> Checkpoint:
     """Runs all stages on a checkpoint and saves it, even if its validation is interrupted."""
     try:
@@ -282,6 +285,7 @@ def _stages(
     stopping: early_stop.EarlyStopping | None,
     loop: train.TrainLoop,
     stop_flag: StopFlag,
+    watch: monitor.Monitor,
     stack: contextlib.ExitStack,
 ) -> Iterator[serial.Stage]:
     """Yields the stages that process every checkpoint; they are closed when training ends."""
@@ -290,9 +294,10 @@ def _stages(
         on_validation = list(selection.best_stages(run, stack))
         if stopping is not None:
             on_validation.append(selection.stop_stage(stopping, run.config.early_stop or ""))
-        validate = serial.serial(validation, *on_validation)
+        validate = watch.timed("validation", serial.serial(validation, *on_validation))
         # A checkpoint that is written only because of a stop is not validated.
         yield lambda c: c if c.step % every and stop_flag.is_set() else validate(c)
+    yield watch
     if run.config.progress:
         bar = progress.ProgressBar(loop.n_steps, lines=True)
         before_dispatch = loop.before_dispatch

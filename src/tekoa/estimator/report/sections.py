@@ -32,7 +32,7 @@ def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
     for place, curves in facts.curves.items():
         for tag, points in curves.items():
             group, _, name = tag.partition("/")
-            if group == "params" or name == SPEED:
+            if group in ("params", "system") or name == SPEED:
                 continue
             source = place or group
             if place == TRAIN and group != TRAIN:  # Such as rates/GROUP.

@@ -65,5 +65,6 @@ def merge(summaries: Sequence[Summary]) -> Summary:
         n_completed_steps=n_steps,
         elapsed_time=sum(summary.elapsed_time for summary in summaries),
         compile_time=sum(summary.compile_time for summary in summaries),
+        data_time=sum(summary.data_time for summary in summaries),
         metrics={**last.metrics, "train": {**last.metrics["train"], **means}},
     )

@@ -1,16 +1,21 @@
 """The compiled programs of a loop: one step, several steps, the last before a checkpoint."""
 
 import dataclasses
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from tekoa.core import nonfinite
-from tekoa.core.step import scan_steps
+from tekoa.core.state import StepOutput, TrainState
+from tekoa.core.step import Step, scan_steps
 from tekoa.loop.engine.dispatch import Dispatcher, StepsPerDispatch
 from tekoa.loop.engine.flat_state import FlatStep, Leaves, StateCodec
 from tekoa.loop.engine.rollback import Rollback
 from tekoa.loop.task import Options, Training
 from tekoa.sharding.placement import Placement
+
+KeepGrads = bool | Literal["norms"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,26 @@ class Programs:
     rollback: Rollback | None = None
 
 
+def with_norms(step: Step) -> Step:
+    """Replaces the gradients in a step's output by norms of gradient, update and parameter."""
+
+    def norm(x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.promote_types(x.dtype, "float32"))
+        return jnp.sqrt(jnp.sum(jnp.square(jnp.abs(wide))))
+
+    def run(state: TrainState, batch: Any) -> tuple[TrainState, StepOutput]:
+        new, output = step(state, batch)
+        norms = jax.tree.map(
+            lambda g, old, p: jnp.stack([norm(g), norm(p - old), norm(p)]),
+            output.grads,
+            state.params,
+            new.params,
+        )
+        return new, dataclasses.replace(output, grads=norms)
+
+    return run
+
+
 def make_programs(
     training: Training,
     codec: StateCodec,
@@ -36,7 +61,7 @@ def make_programs(
     *,
     options: Options,
     steps_per_dispatch: StepsPerDispatch,
-    keep_grads: bool,
+    keep_grads: KeepGrads,
 ) -> Programs:
     """Creates the programs; each is compiled when it first runs.
 
@@ -46,7 +71,8 @@ def make_programs(
         place: Where arrays are placed.
         options: How the steps are made.
         steps_per_dispatch: Steps per dispatch, or "auto".
-        keep_grads: Whether the last step before a checkpoint returns its gradients.
+        keep_grads: Whether the last step before a checkpoint returns its gradients, or their norms
+            and those of updates and parameters.
     """
     is_cpu = jax.default_backend() == "cpu"
     # Elsewhere norms cost little, and a second program is a second, long compilation.
@@ -67,7 +93,8 @@ def make_programs(
     )
     last = dispatcher.one
     if not is_single_program:
-        last = place.jit(codec.flat_step(training.make_step(options, keep_grads=keep_grads)))
+        step = training.make_step(options, keep_grads=bool(keep_grads))
+        last = place.jit(codec.flat_step(with_norms(step) if keep_grads == "norms" else step))
     if not has_rollback:
         return Programs(dispatcher=dispatcher, last=last)
 

@@ -29,6 +29,7 @@ class Segment:
         n_steps: How many steps ran.
         batch: The last batch.
         compile_seconds: How long their programs took to compile.
+        data_seconds: Time spent on reading batches and sending them to the device.
     """
 
     output: StepOutput
@@ -36,6 +37,7 @@ class Segment:
     n_steps: int
     batch: Any
     compile_seconds: float = 0.0
+    data_seconds: float = 0.0
 
 
 class Group(Protocol):
@@ -89,7 +91,7 @@ class Runner:
         self._rollback = programs.rollback
         self._queue: list[Any] = []
         self.step = int(state.step)
-        self.is_exhausted = False
+        self.is_exhausted, self._data_seconds = False, 0.0
         self._start = self.step, feed.state
 
     @property
@@ -166,6 +168,7 @@ class Runner:
         if self.group is not None:
             return self.group.advance(self, target)
         has_grads, batch, self._compile_seconds = False, None, 0.0
+        self._data_seconds = 0.0
         try:
             # Batches in the queue are run even after a stop: the data position is behind them.
             while self.step < target and (
@@ -193,6 +196,7 @@ class Runner:
             n_steps=n_steps,
             batch=batch,
             compile_seconds=self._compile_seconds,
+            data_seconds=self._data_seconds,
         )
 
     def _next_group(self, target: int, origin: int) -> tuple[list[Any], bool]:
@@ -211,11 +215,13 @@ class Runner:
         return group, n_left == 0 or (self.is_exhausted and len(queue) == 1)
 
     def _fill_queue(self, n: int) -> None:
+        began = time.perf_counter()
         while len(self._queue) < n and not self.is_exhausted:
             try:
                 self._queue.append(self._place.batch(self.feed.next()))
             except StopIteration:
                 self.is_exhausted = True
+        self._data_seconds += time.perf_counter() - began
 
     def _run(self, group: list[Any], is_last: bool) -> None:
         run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
