@@ -373,14 +373,13 @@ class TrainLoop:
             if choice := self._runner.choose_dispatch(segment):
                 # Only a change is printed.
                 (_log.info if self._runner.steps_per_dispatch == 1 else self._report)(choice)
-        grads = train_metrics.grads_or_norms(metrics, segment, self.state, self._grads)
         return self._summary(
             n_completed_steps=segment.n_steps,
             elapsed_time=elapsed,
             compile_time=segment.compile_seconds,
             data_time=segment.data_seconds,
             loss=segment.output.loss,
-            grads=grads,
+            grads=train_metrics.grads_or_norms(metrics, segment, self.state, self._grads),
             metrics=metrics,
         )
 
