@@ -160,3 +160,53 @@ def test_a_position_of_another_kind_of_data_is_named():
         source.restore({"next": 3})
     with pytest.raises(data.ChangedDataError, match=r"of a Source, .* is a list of batches now"):
         interop.go_to(interop.iterate([1, 2, 3]), source.state())
+
+
+class Stateful:
+    """An iterable that holds the position of its iterator, as torchdata's loaders do."""
+
+    def __init__(self, n):
+        self._n, self._next = n, 0
+
+    def __iter__(self):
+        start, self._next = self._next, 0
+        for at in range(start, self._n):
+            self._next = at + 1
+            yield {"x": np.full(2, at)}
+        self._next = 0
+
+    def state_dict(self):
+        return {"next": self._next}
+
+    def load_state_dict(self, state):
+        self._next = state["next"]
+
+
+def test_data_that_holds_its_position_is_resumed_by_it():
+    batches = data.as_batches(Stateful(6))
+    next(batches), next(batches)
+    state = json.loads(json.dumps(batches.state()))
+    assert state["place"] == {"next": 2}
+    again = data.as_batches(Stateful(6))
+    again.restore(state)
+    assert [batch["x"][0] for batch in again] == [2, 3, 4, 5]
+    source = data.as_source(Stateful(3)).batches(1, epochs=2)
+    assert [batch["x"][0, 0] for batch in source] == [0, 1, 2, 0, 1, 2]
+
+
+def test_loaders_of_torch_yield_arrays():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    x, y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+    rows = torch.utils.data.TensorDataset(x, y)
+    source = data.as_source(rows)
+    assert [batch[1].tolist() for batch in source.batches(4, epochs=1, remainder="keep")] == [
+        [0, 1, 2, 3],
+        [4, 5],
+    ]
+    loader = torch.utils.data.DataLoader(rows, batch_size=2)
+    batches = data.as_batches(loader)
+    batch = next(batches)
+    assert all(isinstance(field, np.ndarray) for field in batch)
+    again = data.as_batches(loader)
+    again.restore(json.loads(json.dumps(batches.state())))
+    assert next(again)[1].tolist() == [2, 3]

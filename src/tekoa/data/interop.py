@@ -1,9 +1,10 @@
-"""Adapts data of other libraries: arrays, lists, iterables, grain and tf.data datasets.
+"""Adapts data of other libraries: arrays, iterables, datasets of grain, tf.data, torch and others.
 
 Also the one place that reads and sets the position of any iterator (`position`, `go_to`).
 """
 
 import base64
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from tekoa.data import patterns
 from tekoa.data.batching import stacking
-from tekoa.data.readers import streams
+from tekoa.data.readers import huggingface, streams
 from tekoa.data.readers.base import ChangedDataError, DataError, other_position
 from tekoa.data.readers.memory import ArrayReader, SequenceReader
 from tekoa.data.source import Source
@@ -22,9 +23,9 @@ def as_source(data: Any) -> Source:
     """Converts data in any form to a source.
 
     Args:
-        data: A source; a pattern; a dict of arrays; anything with a length and an index (a
-            list, grain's MapDataset, a torch Dataset); a `tf.data.Dataset`, grain's
-            IterDataset or another iterable of examples; or a function that returns one.
+        data: A source; a pattern; a dict of arrays; a `datasets.Dataset`; anything with a length
+            and an index (a list, grain's MapDataset, a torch Dataset); a `tf.data.Dataset`,
+            grain's IterDataset or another iterable of examples; or a function that returns one.
 
     Raises:
         TypeError: If it is none of these.
@@ -37,6 +38,8 @@ def as_source(data: Any) -> Source:
         return data
     if isinstance(data, (str, Path)) or _is_list_of_patterns(data):
         return patterns.load(data)
+    if huggingface.is_dataset(data) and hasattr(data, "__len__"):
+        return Source(huggingface.DatasetReader(data))
     if isinstance(data, Mapping):
         return Source(ArrayReader(data, "arrays"))
     if hasattr(data, "as_numpy_iterator"):
@@ -114,6 +117,7 @@ class IterableStream:
         self._iterable = iterable
         self.name = f"iterable {type(iterable).__name__}"
         self._is_used_up = False
+        self._start: Any = None
 
     def open(self, state: Any) -> streams.Cursor:
         if self._is_used_up:
@@ -123,6 +127,10 @@ class IterableStream:
             )
         data: Any = self._iterable() if callable(self._iterable) else self._iterable
         iterator = iterate(data)
+        if isinstance(iterator, _StatefulIterator):
+            # Such data continues where it was left, so its start is a position too.
+            self._start = self._start or iterator.state()
+            state = self._start if state is None else state
         self._is_used_up = iterator is self._iterable
         if state is not None and not go_to(iterator, state):
             raise ChangedDataError(
@@ -144,7 +152,23 @@ def iterate(data: Iterable[Any]) -> Iterator[Any]:
         raise TypeError(
             f"Data must be an iterable of batches, got {type(data).__name__}: {data!r:.60}"
         )
-    return iter(data)
+    if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
+        return _StatefulIterator(data)
+    return map(_as_numpy, data) if _yields_tensors(data) else iter(data)
+
+
+def _yields_tensors(data: Any) -> bool:
+    """Whether the data is a loader of torch."""
+    return hasattr(data, "collate_fn")
+
+
+def _as_numpy(batch: Any) -> Any:
+    """Replaces tensors by arrays that share their memory; other leaves stay as they are."""
+    return stacking.map_arrays(_tensor_as_numpy, batch)
+
+
+def _tensor_as_numpy(leaf: Any) -> Any:
+    return leaf.numpy() if hasattr(leaf, "numpy") else leaf
 
 
 class _SequenceIterator(Iterator[Any]):
@@ -166,6 +190,31 @@ class _SequenceIterator(Iterator[Any]):
         if not isinstance(state, dict) or "next" not in state:
             raise other_position(state, "a list of batches")
         self._next = int(state["next"])
+
+
+class _StatefulIterator(Iterator[Any]):
+    """An iterator over data that holds the position itself: torchdata's loaders, `datasets`."""
+
+    def __init__(self, data: Any):
+        self._data, self._iterator = data, None
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = map(_as_numpy, self._data)
+        return next(self._iterator)
+
+    def state(self) -> Any:
+        """Returns the position; None if it holds tensors, which a checkpoint cannot store."""
+        state = self._data.state_dict()
+        try:
+            json.dumps(state)
+        except TypeError:
+            return None
+        return state
+
+    def restore(self, state: Any) -> None:
+        self._data.load_state_dict(state)
+        self._iterator = None
 
 
 def position(iterator: Iterator[Any]) -> Any:

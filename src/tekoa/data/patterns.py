@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tekoa.core import files as core_files
 from tekoa.data import mixing
-from tekoa.data.readers import lines, records, tables, tfds
+from tekoa.data.readers import huggingface, lines, records, shards, tables, tfds
 from tekoa.data.readers.base import DataError, Info, RandomAccess, Reader, RowRequest
 from tekoa.data.readers.images import arrays, folders
 from tekoa.data.readers.views import Concatenated
@@ -25,10 +25,10 @@ def load(pattern: Pattern) -> Source:
 
     Args:
         pattern: A scheme (`digits://split=train`, `idx://DIR/split=train`, `npz://FILE`,
-            `images://DIR/size=64`, `tfds://NAME/split=train`, `dummy://`), a path or glob of
-            .jsonl, .csv, .parquet, .npz, .tfrecord, .array_record, image or text files, a
-            directory of images, several of them separated by commas, or a list; or a mixture,
-            `mix://WEIGHT*PATTERN; WEIGHT*PATTERN`.
+            `images://DIR/size=64`, `tfds://NAME/split=train`, `hf://DIR/split=train`, `dummy://`),
+            a path or glob of .jsonl, .csv, .parquet, .npz, .tfrecord, .array_record, .tar, image
+            or text files, a directory of images, several of them separated by commas, or a list;
+            or a mixture, `mix://WEIGHT*PATTERN; WEIGHT*PATTERN`.
 
     Returns:
         A source of all examples, one file after the other. It is empty for `dummy://`, which
@@ -141,6 +141,7 @@ _SCHEMES: dict[str, Callable[[list[str]], list[Reader]]] = {
     "images": lambda names: [folders.read_folders([n.partition("://")[2] for n in names])],
     "npz": _after_scheme(arrays.read_npz),
     "tfds": _after_scheme(tfds.read_tfds),
+    "hf": _after_scheme(huggingface.read_saved),
 }
 
 _ENDINGS: dict[str, Callable[[list[str]], list[Reader]]] = {
@@ -149,6 +150,7 @@ _ENDINGS: dict[str, Callable[[list[str]], list[Reader]]] = {
     r"\.parquet$": _one_by_one(tables.read_parquet),
     r"\.npz$": _one_by_one(arrays.read_npz),
     folders.ENDINGS: lambda paths: [folders.read_files(paths)],
+    r"\.tar$": lambda paths: [shards.read_shards(paths)],
     rf"\.tfrecords?{_SHARD_OF}$": lambda paths: [records.read_tfrecords(paths)],
     rf"\.array_?record{_SHARD_OF}$": lambda paths: [records.read_array_records(paths)],
     r"$": lambda paths: [lines.LineReader(paths, lines.text_example)],  # Any other file is text.

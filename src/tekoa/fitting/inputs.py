@@ -11,7 +11,8 @@ import numpy as np
 
 from tekoa.core import batch as batch_lib
 from tekoa.core import messages, objective
-from tekoa.data import DataError, Source, as_batches, as_source
+from tekoa.data import DataError, Source, as_batches, as_source, interop
+from tekoa.data.readers import huggingface
 
 Names = str | Sequence[str]
 
@@ -107,7 +108,9 @@ class _Repeated:
         return as_batches(self._chain)
 
     def _chain(self) -> Iterator[Any]:
-        return itertools.chain.from_iterable(iter(self._ready) for _ in range(self._epochs or 1))
+        return itertools.chain.from_iterable(
+            interop.iterate(self._ready) for _ in range(self._epochs or 1)
+        )
 
 
 def as_dataset(
@@ -198,6 +201,8 @@ def is_arrays(data: Any) -> bool:
 def _has_examples(data: Any) -> bool:
     """Whether the data consists of examples, so that batches must be formed."""
     if isinstance(data, (Source, str, pathlib.Path, Mapping)) or hasattr(data, "as_numpy_iterator"):
+        return True
+    if huggingface.is_dataset(data):
         return True
     if isinstance(data, (list, tuple)):
         return bool(data) and all(isinstance(item, (str, pathlib.Path)) for item in data)

@@ -106,3 +106,15 @@ def test_info_of_mapped_data_describes_the_result():
 def test_value_range_is_kept_if_the_image_is_unchanged():
     source = data.load("digits://split=test").map(lambda example: {**example, "weight": 1.0})
     assert source.info.value_range == (0, 16)
+
+
+def test_a_map_may_make_examples_of_different_shapes_equal():
+    rows = [{"x": np.arange(n)} for n in (1, 3, 2)]
+    source = data.as_source(rows)
+    mapped = source.map(lambda example: {"n": len(example["x"])})
+    assert next(mapped.batches(3))["n"].tolist() == [1, 3, 2]
+    assert next(mapped.batches(2))["n"].tolist() == [1, 3]
+    # What the map leaves different stays an error, and so does a map of several rows at once.
+    for unchanged in (source.map(dict), source.map_batch(dict)):
+        with pytest.raises(data.DataError, match=r"Field 'x' .* cannot be stacked"):
+            next(unchanged.batches(3))

@@ -35,7 +35,7 @@ def test_packed_documents_are_all_there_once(ptb):
 
 
 def test_unusable_texts_are_refused():
-    with pytest.raises(data.DataError, match="no text in a field 'text'"):
+    with pytest.raises(data.DataError, match="There is no text in a field 'text'"):
         data.documents({"x": np.arange(3)})
     with pytest.raises(data.DataError, match="contains no text"):
         data.documents([{"text": " "}])

@@ -1,3 +1,4 @@
+import os
 import types
 
 import pytest
@@ -6,7 +7,7 @@ from tekoa import data
 from tekoa.estimator.cli import flags
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.jestimator.program import LongProgram
-from tekoa.estimator.model_file import program
+from tekoa.estimator.model_file import experiment, program
 from tekoa.estimator.model_file.short import ShortProgram
 from tekoa.estimator.run import run
 
@@ -70,3 +71,39 @@ def test_batches_report_the_first_of_a_run_on_request(mark_first):
     inputs, _ = program_data("--train_pattern=a", "--train_batch_size=2", "--train_consecutive=2")
     batch = next(inputs.train_batches(0, mark_first=mark_first))
     assert ("is_first" in batch) == mark_first
+
+
+MODEL_FILE = """
+import os
+import numpy as np
+from tekoa import data
+
+def shifted(example, rng):
+    return {"x": example["x"] + rng.integers(100), "process": os.getpid()}
+
+def open_data(config, pattern, *, train):
+    return data.as_source({"x": np.arange(20)}).map_with_rng(shifted)
+
+def experiment(config, facts):
+    raise NotImplementedError
+"""
+
+
+def test_data_workers_call_functions_of_a_model_file(tmp_path):
+    path = tmp_path / "model_with_workers.py"
+    path.write_text(MODEL_FILE)
+    module = experiment.load_module(str(path))
+
+    def batches(n_workers):
+        _, config = flags.parse(
+            ["--train_pattern=x", "--train_batch_size=4", f"--data_workers={n_workers}"]
+        )
+        opened = run.Run(config=config, module=module, settings=None, model_dir=None)
+        return program.program_of(opened, "train").train_batches(seed=1)
+
+    own, others = batches(0), batches(1)
+    for _ in range(6):
+        expected, batch = next(own), next(others)
+        assert batch["x"].tolist() == expected["x"].tolist()
+        assert set(expected["process"]) == {os.getpid()} != set(batch["process"])
+    others.close()

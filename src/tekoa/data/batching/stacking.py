@@ -12,6 +12,10 @@ import numpy as np
 from tekoa.data.readers.base import DataError, as_array
 
 
+class RaggedError(DataError):
+    """A field has different shapes in different examples."""
+
+
 def stack(examples: Sequence[Any], where: str, field: str = "") -> Any:
     """Stacks examples along a new first axis.
 
@@ -21,7 +25,8 @@ def stack(examples: Sequence[Any], where: str, field: str = "") -> Any:
         field: Path of the field that they belong to, for messages.
 
     Raises:
-        DataError: If fields are missing or differ in shape.
+        DataError: If fields are missing.
+        RaggedError: If fields differ in shape.
 
     >>> stack([{'x': 1, 'name': 'a'}, {'x': 2, 'name': 'b'}], 'a list')
     {'x': array([1, 2]), 'name': array(['a', 'b'], dtype=object)}
@@ -45,9 +50,10 @@ def stack(examples: Sequence[Any], where: str, field: str = "") -> Any:
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
         a, b = sorted(shapes)[:2]
-        raise DataError(
+        raise RaggedError(
             f"Field {field.lstrip('/') or 'value'!r} of {where} has shape {a} in one example and "
-            f"{b} in another, so they cannot be stacked. Pad or truncate it with source.map."
+            f"{b} in another, so they cannot be stacked. Pad or truncate it with source.map, or "
+            "use source.pack or source.bucket."
         )
     return np.stack(arrays)
 

@@ -1,7 +1,7 @@
 """Readers based on other readers: a part of the rows, a concatenation, mapped examples."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,7 @@ class Mapped:
         self.is_lazy, self.is_stream = base.is_lazy, base.is_stream
         self.reach, self.anchor, self.resume = base.reach, base.anchor, base.resume
         self.name, self.block_rows = base.name, block_rows
+        self._is_ragged = False
 
     def with_base(self, base: Reader) -> "Mapped":
         """Applies the same transform to another reader."""
@@ -124,10 +125,25 @@ class Mapped:
         )
 
     def gather(self, request: RowRequest) -> Any:
-        return self._transform(request, self.base.gather(request))
+        if not self._is_ragged:
+            try:
+                return self._transform(request, self.base.gather(request))
+            except stacking.RaggedError:
+                if self.block_rows > 1 or len(request.rows) == 1:
+                    raise
+                self._is_ragged = True
+        # Examples of different shapes, which the transform may make equal.
+        parts = [self._transform(one, self.base.gather(one)) for one in _one_by_one(request)]
+        return stacking.stack([stacking.row(part, 0) for part in parts], "the mapped data")
 
     def first(self) -> Any:
         return self._transform(RowRequest.of_rows([0]), self.base.first())
+
+
+def _one_by_one(request: RowRequest) -> Iterator[RowRequest]:
+    for at in range(len(request.rows)):
+        one = slice(at, at + 1)
+        yield request._replace(rows=request.rows[one], epochs=request.epochs[one])
 
 
 # Transforms for `Mapped`; `functools.partial(transform, fn)` can be sent to worker processes.

@@ -1,5 +1,6 @@
 """Documents for language models: the tokens of one text each, of different lengths."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,10 @@ def documents(
     source = Source(interop.as_source(data).rows_for("documents"))
     vocabulary = _vocabulary(vocab)
     parts: list[np.ndarray] = []
-    for batch in source.batches(_BLOCK, epochs=1, remainder="keep"):
-        parts += vocabulary.encode_texts(_texts(batch, field, source))
+    # Other fields may have different lengths, so only the text is stacked.
+    texts = source.map(functools.partial(_text, field))
+    for batch in texts.batches(_BLOCK, epochs=1, remainder="keep"):
+        parts += vocabulary.encode_texts([text for text in batch["text"] if text.strip()])
     if not parts:
         raise DataError(f"{source.reader.name} contains no text in its field {field!r}.")
     facts = {
@@ -61,14 +64,15 @@ def _vocabulary(vocab: Any) -> Vocabulary | Tokenizer | Bytes:
     return read_vocabulary(vocab) if isinstance(vocab, (str, Path)) else vocab
 
 
-def _texts(batch: Any, field: str, source: Source) -> list[str]:
-    texts = batch.get(field) if isinstance(batch, dict) else None
-    if texts is None or not all(isinstance(text, str) for text in texts):
+def _text(field: str, example: Any) -> dict[str, str]:
+    text = example.get(field) if isinstance(example, dict) else None
+    if not isinstance(text, str):
+        fields = sorted(example) if isinstance(example, dict) else type(example).__name__
         raise DataError(
-            f"{source.reader.name} has no text in a field {field!r}: its fields are "
-            f"{dict(source.info.dtypes)}. Name the field of the text."
+            f"There is no text in a field {field!r}: the examples have {fields}. Name the field of "
+            "the text."
         )
-    return [text for text in texts if text.strip()]
+    return {"text": text}
 
 
 class DocumentReader(RandomAccess):

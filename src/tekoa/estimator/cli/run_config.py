@@ -88,6 +88,12 @@ class RunConfig:
     train_consecutive: int | None = _flag(
         None, "length of runs of consecutive batches", "train", least=1
     )
+    data_workers: int = _flag(
+        0,
+        "processes that read and map training data ahead; for slow map functions",
+        "train",
+        least=0,
+    )
     train_load_step: bool = _flag(
         False,
         "also load the step from --checkpoint_path; inside --model_dir, rewind to it",

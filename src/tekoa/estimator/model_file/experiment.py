@@ -1,5 +1,6 @@
 """The short form of a model file: one function, `experiment`, that returns an `Experiment`."""
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -7,7 +8,7 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import optax
@@ -22,6 +23,8 @@ from tekoa.optim import named
 
 # The part of a path that marks the code of installed packages.
 _PACKAGES = {"site-packages", "dist-packages"}
+# Marks modules that were model files, which a later one of the same name replaces.
+_MODEL_FILE = "__tekoa_model_file__"
 _OWN_FILES = (__file__, importlib.__file__)
 _JESTIMATOR_PACKAGES = ("jestimator", "flaxformer", "t5x")
 
@@ -124,17 +127,28 @@ def _import_file(path: pathlib.Path) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"{str(path)!r} cannot be imported as a model.")
     module = importlib.util.module_from_spec(spec)
-    # Files beside it can be imported, as by a script. Last, so that they hide no package.
-    directory = str(path.absolute().parent)
-    is_new = directory not in sys.path
-    if is_new:
-        sys.path.append(directory)
-    try:
+    with beside(path):
         spec.loader.exec_module(module)
-    finally:
-        if is_new:
-            sys.path.remove(directory)
+    # Data workers import its functions by name.
+    other = sys.modules.get(module.__name__)
+    if other is None or hasattr(other, _MODEL_FILE):
+        setattr(module, _MODEL_FILE, True)
+        sys.modules[module.__name__] = module
     return module
+
+
+@contextlib.contextmanager
+def beside(path: str | pathlib.Path | None) -> Iterator[None]:
+    """Makes the files beside a model file importable, as those beside a script are."""
+    directory = None if path is None else str(pathlib.Path(path).absolute().parent)
+    if directory is None or directory in sys.path:
+        yield
+        return
+    sys.path.append(directory)  # Last, so that they hide no package.
+    try:
+        yield
+    finally:
+        sys.path.remove(directory)
 
 
 def _explain(error: Exception) -> str:

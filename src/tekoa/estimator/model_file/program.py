@@ -11,6 +11,7 @@ from tekoa import data
 from tekoa.bridges import any_model
 from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.model_file import experiment
 from tekoa.estimator.run import layout as layout_lib
 from tekoa.estimator.run.passes import MarkFirst
 from tekoa.estimator.run.run import Run
@@ -138,14 +139,18 @@ class ProgramData:
             mark_first: Whether to mark the first of each group of consecutive batches.
         """
         config = self._config
-        stream = self.source("train").batches(
-            config.train_batch_size,
-            seed=seed,
-            shuffle=config.train_shuffle_buf,
-            epochs=config.train_epochs,
-            consecutive=config.train_consecutive,
-            shard=processes.shard(self.layout, config.train_batch_size, "train_batch_size"),
-        )
+        source = self.source("train")
+        # Worker processes import the model file, of which they may call functions.
+        with experiment.beside(getattr(self._run.module, "__file__", None)):
+            stream = source.batches(
+                config.train_batch_size,
+                seed=seed,
+                shuffle=config.train_shuffle_buf,
+                epochs=config.train_epochs,
+                consecutive=config.train_consecutive,
+                shard=processes.shard(self.layout, config.train_batch_size, "train_batch_size"),
+                workers=config.data_workers,
+            )
         n_consecutive = config.train_consecutive or 0 if mark_first else 0
         return MarkFirst(stream, n_consecutive, allow_changes=config.allow_data_changes)
 

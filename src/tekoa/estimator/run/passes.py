@@ -59,6 +59,10 @@ class MarkFirst:
         self._stream.seek(i)
         self._next = i
 
+    def close(self) -> None:
+        """Stops the worker processes, if any."""
+        self._stream.close()
+
     def state(self) -> dict[str, Any]:
         """Returns the position after the last batch returned."""
         return {"next": self._next, "batches": self._stream.state()}
