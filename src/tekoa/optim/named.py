@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import optax
 import optax.contrib
 
@@ -162,7 +163,7 @@ def rate_at(facts: Mapping[str, Any], step: int) -> float | None:
         return facts.get("learning_rate")
     n_steps = facts["n_steps"]
     size = sphere.anytime_step_size() if n_steps is None else sphere.step_size(n_steps)
-    return float(size(step - 1))
+    return np.asarray(size(step - 1)).item()
 
 
 def _rule_version(name: str, saved: Mapping[str, Any] | None) -> int:
