@@ -30,7 +30,11 @@ def prepare(
 
     JAX itself aborts the program, or even the whole group, for most of the mistakes found here.
     """
-    n_processes, index = check_index(n_processes, index)
+    if n_processes is None or index is None or not 0 <= index < n_processes:
+        raise HostsError(
+            "A group needs the number of processes N and the index of this process, 0 to N-1; "
+            f"got {n_processes} processes and index {index}."
+        )
     host, port = parse_address(address)
     claim(address, index)
     if index == 0:
@@ -77,16 +81,6 @@ def connect_devices() -> None:
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)
-
-
-def check_index(n_processes: int | None, index: int | None) -> tuple[int, int]:
-    """Returns the arguments if they are valid for a process of a group."""
-    if n_processes is None or index is None or not 0 <= index < n_processes:
-        raise HostsError(
-            "A group needs the number of processes N and the index of this process, 0 to N-1; "
-            f"got {n_processes} processes and index {index}."
-        )
-    return n_processes, index
 
 
 def parse_address(address: str) -> tuple[str, int]:

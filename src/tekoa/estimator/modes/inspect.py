@@ -13,6 +13,7 @@ from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.run import run_files
 from tekoa.store import errors
 from tekoa.store.commit import durable, paths, score
+from tekoa.store.formats import checked
 from tekoa.store.read import inspect
 
 _PACKAGES = ("tekoa", "python", "jax", "flax", "optax", "numpy")
@@ -99,14 +100,16 @@ def _examples_per_source(meta: dict[str, Any]) -> dict[str, int]:
 def _print_arrays(path: pathlib.Path) -> None:
     """Prints every parameter, and the total size of each item of the checkpoint."""
     try:
-        leaves = inspect.read_index(path).get("leaves", [])
+        leaves = checked.read_index(path)["leaves"]
     except errors.DamagedError:
-        return  # Reported with the step.
+        return  # Reported with the step; T5X's own steps have no index.
     sizes: dict[str, list[int]] = {}
-    for (item, *name), shape, dtype in leaves:
+    for leaf in leaves:
+        (item, *name), shape = leaf["name"], leaf["shape"]
         sizes.setdefault(item, []).append(math.prod(shape))
         if item == "model_params":
-            print(f"{'':10} {printable('/'.join(name))} {printable(array_text(dtype, shape))}")
+            text = array_text(leaf["dtype"], shape)
+            print(f"{'':10} {printable('/'.join(name))} {printable(text)}")
     for item, item_sizes in sizes.items():
         numbers, arrays = _plural(sum(item_sizes), "number"), _plural(len(item_sizes), "array")
         print(f"{'':10} {printable(item)}: {numbers} in {arrays}")

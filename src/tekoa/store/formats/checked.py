@@ -5,9 +5,11 @@ other disks; inside a step, links are not followed.
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 import stat
+from typing import Any
 
 from tekoa.core import files
 from tekoa.store import errors
@@ -80,3 +82,40 @@ def is_t5x(path: pathlib.Path) -> bool:
         return False
     with files.open_regular(file) as opened:
         return opened.read(21) != b"model_checkpoint_path"
+
+
+def read_index(directory: pathlib.Path) -> dict[str, Any]:
+    """Reads the fields of a step's index (`formats.index.Index`); leaves are plain dicts.
+
+    Raises:
+        errors.DamagedError: If it is missing or unreadable.
+    """
+    path = directory / paths.INDEX
+    failures = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+    try:
+        body = files.read_json(path, max_bytes=paths.MAX_INDEX_BYTES)
+        if type(body["step"]) is not int or body["step"] < 0:
+            raise ValueError(f"step {body['step']!r}")
+        return {
+            "step": body["step"],
+            "leaves": [_leaf(*fields) for fields in body["leaves"]],
+            "items": [str(item) for item in body["items"]],
+            "meta": dict(body["meta"]),
+            "metrics": {str(name): float(value) for name, value in body["metrics"].items()},
+            "nodes": {tuple(map(str, name)): str(kind) for name, kind in body["nodes"]},
+        }
+    except PermissionError:
+        raise  # This is no damage.
+    except (*failures, RecursionError) as error:
+        raise errors.DamagedError(f"{path}: the index is unreadable: {error!r}.") from error
+
+
+def _leaf(name: Any, shape: Any, dtype: Any, kind: Any, detail: Any) -> dict[str, Any]:
+    is_name = isinstance(name, list) and name and all(isinstance(part, str) for part in name)
+    is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    is_shape = is_shape and math.prod(shape) < 2**63
+    is_kind = kind in ("array", "key", "python") and isinstance(detail, str)
+    if not (is_name and is_shape and is_kind and isinstance(dtype, str)):
+        raise ValueError(f"leaf {str(name)[:40]!r} of shape {str(shape)[:40]}")
+    fields = {"dtype": dtype, "kind": kind, "detail": detail}
+    return {"name": tuple(name), "shape": tuple(shape), **fields}

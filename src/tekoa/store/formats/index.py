@@ -6,15 +6,15 @@ stored too, so that the state of a changed optimizer chain can be matched later.
 
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tekoa.core import files, trees
+from tekoa.core import trees
 from tekoa.store import errors
 from tekoa.store.commit import paths
 from tekoa.store.commit.identity import CommitId
+from tekoa.store.formats import checked
 from tekoa.store.formats.leaves import Leaf, Shardings, check_nesting, to_dtype
 
 Read = Callable[[Mapping[trees.Name, Leaf], Shardings], dict[trees.Name, Any]]
@@ -78,42 +78,13 @@ def read_index(directory: pathlib.Path) -> Index:
     Raises:
         errors.DamagedError: If it is missing or unreadable.
     """
-    path = directory / paths.INDEX
+    fields = checked.read_index(directory)
+    leaves = [Leaf(**leaf) for leaf in fields.pop("leaves")]
     try:
-        body = files.read_json(path, max_bytes=paths.MAX_INDEX_BYTES)
-        leaves = [_parse_leaf(*fields) for fields in body["leaves"]]
-        index = Index(
-            step=body["step"],
-            leaves={leaf.name: leaf for leaf in leaves},
-            items=[str(item) for item in body["items"]],
-            meta=dict(body["meta"]),
-            metrics={str(name): float(value) for name, value in body["metrics"].items()},
-            nodes={tuple(map(str, name)): str(kind) for name, kind in body["nodes"]},
-        )
-        if type(index.step) is not int or index.step < 0:
-            raise ValueError(f"step {index.step!r}")
-        check_nesting(index.leaves)
-        return index
-    except PermissionError:
-        raise  # This is no damage.
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-    ) as error:
+        for leaf in leaves:
+            to_dtype(leaf.dtype)
+        check_nesting({leaf.name: leaf for leaf in leaves})
+    except ValueError as error:
+        path = directory / paths.INDEX
         raise errors.DamagedError(f"{path}: the index is unreadable: {error!r}.") from error
-
-
-def _parse_leaf(name: Any, shape: Any, dtype: Any, kind: Any, detail: Any) -> Leaf:
-    is_name = isinstance(name, list) and name and all(isinstance(part, str) for part in name)
-    is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-    is_shape = is_shape and math.prod(shape) < 2**63
-    is_kind = kind in ("array", "key", "python") and isinstance(detail, str)
-    if not (is_name and is_shape and is_kind and isinstance(dtype, str)):
-        raise ValueError(f"leaf {name!r}")
-    to_dtype(dtype)
-    return Leaf(name=tuple(name), shape=tuple(shape), dtype=dtype, kind=kind, detail=detail)
+    return Index(leaves={leaf.name: leaf for leaf in leaves}, **fields)

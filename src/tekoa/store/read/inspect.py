@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import os
 import pathlib
 from collections.abc import Iterator
@@ -65,7 +64,8 @@ def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> Ste
         checked.check_files(path, sealed, verify=verify)
         if sealed is None:
             _check_t5x(path)
-        index = read_index(path)
+        if (path / paths.INDEX).exists():  # T5X's own steps have none.
+            index = checked.read_index(path)
     except errors.StoreError as error:
         problem = str(error)
     except OSError as error:
@@ -92,31 +92,3 @@ def _sizes(path: pathlib.Path) -> Iterator[int]:
         # A step may be removed by its writer in the meantime.
         with contextlib.suppress(FileNotFoundError):
             yield (path / name).lstat().st_size
-
-
-def read_index(path: pathlib.Path) -> dict[str, Any]:
-    """Reads the index of a step without JAX; empty if there is none, as in T5X's own steps.
-
-    Raises:
-        errors.DamagedError: If it is unreadable.
-    """
-    try:
-        index = files.read_json(path / paths.INDEX, max_bytes=paths.MAX_INDEX_BYTES)
-        for name, kind in {"meta": dict, "metrics": dict, "leaves": list}.items():
-            if not isinstance(index.setdefault(name, kind()), kind):
-                raise ValueError(f"{name} is a {type(index[name]).__name__}")
-        index["metrics"] = {name: float(value) for name, value in index["metrics"].items()}
-        index["leaves"] = [_leaf(*leaf) for leaf in index["leaves"]]
-        return index
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, OverflowError) as error:
-        reason = f"{path / paths.INDEX}: the index is unreadable: {error!r}."
-        raise errors.DamagedError(reason) from None
-
-
-def _leaf(name: Any, shape: Any, dtype: Any, *_: Any) -> tuple[tuple[str, ...], list[int], str]:
-    sizes = [int(n) for n in shape]
-    if not name or min(sizes, default=0) < 0 or math.prod(sizes) >= 2**63:
-        raise ValueError(f"leaf {str(name)[:40]!r} of shape {str(shape)[:40]}")
-    return tuple(map(str, name)), sizes, str(dtype)
