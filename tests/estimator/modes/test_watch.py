@@ -352,6 +352,8 @@ def test_labels_that_are_not_plain_names_are_refused(tmp_path, label, capsys):
     flags = [f"--model_dir={tmp_path}", f"--eval_label={label}", "--eval_pattern=x"]
     assert main.main(["eval_wait", "mnist", *flags]) == 2
     assert "--eval_label must be a name" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="--eval_label must be a name"):
+        watcher(tmp_path, None, f"--eval_label={label}")
     assert list(tmp_path.iterdir()) == []
 
 

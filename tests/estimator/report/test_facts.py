@@ -44,6 +44,14 @@ def test_gather_reads_all_facts_of_a_run(trained, tmp_path):
     assert not any(info.problem for steps in facts.checkpoints.values() for info in steps)
 
 
+def test_links_out_of_a_run_are_not_followed(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    before = facts_lib.gather(tmp_path / "run")
+    (tmp_path / "run" / "other").symlink_to(trained)
+    (tmp_path / "run" / "high_x").symlink_to(trained / "save")
+    assert facts_lib.gather(tmp_path / "run") == before
+
+
 def test_empty_directory_is_empty(tmp_path):
     assert facts_lib.gather(tmp_path).is_empty
     (tmp_path / "run.json").write_text(json.dumps({"model": "m"}))
