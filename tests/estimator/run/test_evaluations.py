@@ -2,8 +2,9 @@ import json
 
 import pytest
 
+from support import hostile
 from tekoa.estimator.run.evaluations import Evaluation, Evaluations
-from tekoa.store import CommitId
+from tekoa.store import CommitId, errors
 
 
 def evaluation(step, digest, start="", parent="", value=0.0):
@@ -29,6 +30,24 @@ def path(tmp_path):
 def test_evaluations_are_read_back(path):
     history(path, (10, "a", "s"), (20, "b", "s"))
     assert Evaluations(path).current == [evaluation(10, "a", "s"), evaluation(20, "b", "s")]
+
+
+def test_a_huge_file_is_refused_in_bounded_memory(path):
+    hostile.sparse(path)
+    with pytest.raises(errors.DamagedError, match=r"evaluations\.jsonl: line 1 has 4194304 bytes"):
+        Evaluations(path)
+
+
+def test_what_training_has_left_x(path):
+    history(path, (10, "a", "s"), (20, "b", "s"), (30, "c", "t", "a"), (40, "d", "t", "a"))
+    evaluations = Evaluations(path)
+    starts = [("s", 0), ("t", 10)]
+    assert evaluations.follow(starts) == []
+    assert evaluations.follow([*starts, ("u", 35)]) == [40]
+    assert [e.step for e in evaluations.current] == [10, 30]
+    assert evaluations.append(evaluation(38, "e", "t")) is None
+    assert evaluations.append(evaluation(37, "f", "u")) == 37
+    assert [e.step for e in evaluations.current] == [10, 30, 37]
 
 
 def test_a_commit_is_new_until_it_is_evaluated(path):

@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tekoa.core import files
+from tekoa.store import errors
 from tekoa.store.commit import durable
 from tekoa.store.commit.identity import CommitId
 
 _log = logging.getLogger("tekoa")
 _NEVER = sys.maxsize
+_MAX_LINE_BYTES = 2**22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,9 @@ class Evaluations:
 
     Args:
         path: The file; it need not exist, but its directory must.
+
+    Raises:
+        errors.DamagedError: If it contains something else than lines of a reasonable length.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -100,9 +105,10 @@ class Evaluations:
             The steps whose evaluations changed, lowest first.
         """
         before, self._ends = self._current, {}
-        for n, (start, _) in enumerate(starts):
-            later = [step for other, step in starts[n + 1 :] if other != start]
-            self._ends[start] = min(later, default=_NEVER)
+        end = _NEVER
+        for start, step in reversed(starts):
+            self._ends.setdefault(start, end)
+            end = min(end, step)
         self._apply_all()
         steps = {*before, *self._current}
         return sorted(n for n in steps if before.get(n) is not self._current.get(n))
@@ -160,8 +166,17 @@ class Evaluations:
 
 
 def _read_lines(path: pathlib.Path) -> list[str]:
+    lines = []
     try:
         with files.open_regular(path) as file:
-            return [line.decode(errors="replace") for line in file]
+            # A line of any length would fill the memory.
+            while line := file.readline(_MAX_LINE_BYTES):
+                lines.append(line.decode(errors="replace"))
+                if len(line) == _MAX_LINE_BYTES:
+                    raise errors.DamagedError(
+                        f"{path}: line {len(lines)} has {len(line)} bytes or more. Restore the "
+                        "file from a backup, or remove it to evaluate all checkpoints again."
+                    )
     except FileNotFoundError:
-        return []
+        pass
+    return lines
