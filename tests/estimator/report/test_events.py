@@ -1,9 +1,11 @@
 """The curves equal those that TensorBoard itself reads."""
 
 import math
+import struct
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboardX.record_writer import masked_crc32c
 
 from support import hostile
 from tekoa.estimator.report import events
@@ -60,6 +62,16 @@ def test_damaged_file_is_read_up_to_the_damage(tmp_path):
     ]
     with pytest.raises(errors.DamagedError, match=f"at byte {size}"):
         events.read_curves(tmp_path)
+
+
+def test_event_of_gigabytes_is_damage_and_costs_no_memory(tmp_path):
+    length = struct.pack("<Q", 9 * 2**30)
+    file = tmp_path / "events.out.tfevents.1"
+    file.write_bytes(length + struct.pack("<I", masked_crc32c(length)))
+    hostile.sparse(file)
+    problems = []
+    assert events.read_curves(tmp_path, problems) == {}
+    assert "the record has 9663676416 bytes, at most 268435456" in problems[0]
 
 
 @pytest.mark.parametrize("make", hostile.IRREGULAR.values(), ids=hostile.IRREGULAR.keys())

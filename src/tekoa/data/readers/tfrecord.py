@@ -22,16 +22,19 @@ class TruncatedRecordError(RecordError):
     """The file ends within a record."""
 
 
-def read_record(file: IO[bytes], size: int | None = None) -> bytes | None:
+def read_record(
+    file: IO[bytes], size: int | None = None, *, max_bytes: int = 2**31
+) -> bytes | None:
     """Reads the record at the position of a file; None at its end.
 
     Args:
         file: The file.
         size: Its size, if it does not grow; asked for at every record by default.
+        max_bytes: The largest record, by default the largest message of Protocol Buffers.
 
     Raises:
-        RecordError: If the record is truncated or does not match its checksums. The position of
-            the file is then undefined.
+        RecordError: If the record is truncated, too large, or does not match its checksums. The
+            position of the file is then undefined.
     """
     n_left = (os.fstat(file.fileno()).st_size if size is None else size) - file.tell()
     header = file.read(_HEADER.size)
@@ -44,6 +47,8 @@ def read_record(file: IO[bytes], size: int | None = None) -> bytes | None:
         raise RecordError("the length of the record does not match its checksum")
     if length + _HEADER.size + _CHECKSUM.size > n_left:
         raise TruncatedRecordError(f"the record has {length} bytes, but the file ends before")
+    if length > max_bytes:
+        raise RecordError(f"the record has {length} bytes, at most {max_bytes} are expected")
     data = file.read(length)
     if file.read(_CHECKSUM.size) != _CHECKSUM.pack(masked_crc(data)):
         raise RecordError(f"the {length} bytes of the record do not match their checksum")

@@ -5,6 +5,7 @@ so does a checkpoint that was made again. Each step has one point per tag, the n
 A file that is still being written may end within a record; its complete records are read.
 """
 
+import functools
 import os
 import pathlib
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tekoa.data.readers import tfrecord
 from tekoa.store import errors
 
 PREFIX = "events.out.tfevents."
+_MAX_EVENT_BYTES = 2**28
 
 
 class Point(NamedTuple):
@@ -78,11 +80,12 @@ def _events(path: pathlib.Path, without: bytes) -> Iterator[Any]:
 
     protos: Any = event_pb2  # Its classes are created at import, without types.
     at = 0
+    read = functools.partial(tfrecord.read_record, max_bytes=_MAX_EVENT_BYTES)
     try:
         # Not read at once: a file may claim any size.
         with files.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            while (record := tfrecord.read_record(file, size)) is not None:
+            while (record := read(file, size)) is not None:
                 if not without or without not in record:
                     yield protos.Event.FromString(record)
                 at = file.tell()
