@@ -176,18 +176,24 @@ def test_command_without_standard_output_is_not_an_error():
     assert (shown.returncode, shown.stderr) == (0, b"")
 
 
-def test_control_characters_in_messages_are_quoted(tmp_path):
+def test_control_characters_in_messages_are_quoted(tmp_path, capsys):
     path = tmp_path / "a\x1b]0;title\x07\udc80"
     path.mkdir()
     (path / "checkpoint_1").mkdir()
     (path / "checkpoint_1" / "tekoa.manifest").write_text("damaged")
     (path / "checkpoint_2").write_text("")
+    (path / "high_\x1b[1m").mkdir()
+    (path / "high_\x1b[1m" / "score").write_text("0.5")
     command = [sys.executable, "-m", "tekoa", "inspect", os.fsencode(path)]
     shown = subprocess.run(command, text=True, capture_output=True, check=False)
     assert shown.returncode == 65
     for output in (shown.stdout, shown.stderr):
         assert "\x1b" not in output
         assert "\\x1b]0;title\\x07\\udc80" in output
+    assert "best high_\\x1b[1m: 0.5" in shown.stdout
+    (path / "empty").mkdir()
+    assert main.main(["convert", str(path / "empty"), str(tmp_path / "copy"), "--to=native"]) == 70
+    assert "\\x1b]0;title\\x07\\udc80/empty: contains no checkpoint" in capsys.readouterr().err
 
 
 def test_documentation_shows_the_real_output_of_a_dry_run(tmp_path, monkeypatch, capsys):
