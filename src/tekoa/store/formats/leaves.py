@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from tekoa.core import messages, trees
@@ -48,8 +49,12 @@ class Leaf:
         return f"{text} (PRNG key, {self.detail})" if self.kind == "key" else text
 
 
-def to_dtype(name: str) -> np.dtype:
-    """Returns the dtype with this name, including those of ml_dtypes.
+def to_dtype(name: Any, where: str = "the index") -> np.dtype:
+    """Returns the dtype with a name found in a checkpoint: numbers only, never objects.
+
+    Args:
+        name: Name of a numpy or ml_dtypes dtype.
+        where: Where it was found, for the error.
 
     Raises:
         errors.DamagedError: If there is none.
@@ -58,11 +63,12 @@ def to_dtype(name: str) -> np.dtype:
     2
     """
     try:
-        return np.dtype(jax.numpy.dtype(name))
+        dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
     except (TypeError, ValueError, SyntaxError):  # NumPy parses some names as Python.
-        raise errors.DamagedError(
-            f"No dtype is named {name[:40]!r}; the index is damaged."
-        ) from None
+        dtype = np.dtype(object)
+    if dtype.name != name or dtype.kind not in "biufcV" or dtype.type is np.void:
+        raise errors.DamagedError(f"{where}: {str(name)[:40]!r} is not a numeric dtype.")
+    return dtype
 
 
 def is_function(value: Any) -> bool:

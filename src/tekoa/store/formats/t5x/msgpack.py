@@ -8,11 +8,11 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from tekoa.core import files
 from tekoa.store import errors
+from tekoa.store.formats.leaves import to_dtype
 
 _MAX_DEPTH = 100
 
@@ -89,18 +89,3 @@ def _check(node: Any, where: str, depth: int) -> Any:
         for key in node if isinstance(node, dict) else range(len(node)):
             node[key] = _check(node[key], where, depth + 1)  # In place, to free the originals.
     return node
-
-
-def to_dtype(name: Any, where: str) -> np.dtype:
-    """Returns the dtype with a name found in a checkpoint: numbers only, never objects.
-
-    Raises:
-        errors.DamagedError: If there is no such dtype.
-    """
-    try:
-        dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
-    except (TypeError, ValueError, SyntaxError):
-        dtype = np.dtype(object)
-    if dtype.name != name or dtype.kind not in "biufcV" or dtype.type is np.void:
-        raise errors.DamagedError(f"{where}: {name!r} is not a numeric dtype.")
-    return dtype

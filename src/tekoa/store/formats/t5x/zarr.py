@@ -18,8 +18,7 @@ import numpy as np
 from tekoa.core import files, messages
 from tekoa.store import errors
 from tekoa.store.commit import paths
-from tekoa.store.formats import arrays_read, arrays_write
-from tekoa.store.formats.t5x import msgpack
+from tekoa.store.formats import arrays_read, arrays_write, leaves
 
 _TARGET_BYTES = 64 * 2**20
 _COMPRESSOR = {"id": "gzip", "level": 1}
@@ -238,7 +237,7 @@ def _check_chunks(
         raise errors.DamagedError(
             f"{folder}: {n_chunks - n_files} of {n_chunks} chunk files are missing."
         )
-    n_bytes = n_chunks * math.prod(chunks) * msgpack.to_dtype(spec.dtype, "").itemsize
+    n_bytes = n_chunks * math.prod(chunks) * leaves.to_dtype(spec.dtype).itemsize
     if n_bytes > _MAX_RATIO * sum(sizes.values()):
         raise errors.UnsafeError(
             f"{folder}: claims {n_bytes} bytes of values in files of {sum(sizes.values())} bytes, "
@@ -250,4 +249,4 @@ def _parse_dtype(name: Any, where: str) -> np.dtype:
     """Parses numpy's short form ('<f4') or a name ('float32', 'bfloat16')."""
     with contextlib.suppress(TypeError, ValueError, SyntaxError):
         name = np.dtype(name).name if isinstance(name, str) and name[:1] in "<|" else name
-    return msgpack.to_dtype(name, where)
+    return leaves.to_dtype(name, where)
