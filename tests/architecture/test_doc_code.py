@@ -8,13 +8,14 @@ marked `needs="package"` runs where the package is installed.
 import ast
 import importlib.util
 import inspect
-import os
 import pathlib
 import re
 import textwrap
 import warnings
 
 import pytest
+
+from support import processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -105,7 +106,7 @@ def test_notebooks_run(path, tmp_path):
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
-    environment = {**os.environ, "TEKOA_SHORT": "1", "XLA_FLAGS": ""}
+    environment = processes.environment(TEKOA_SHORT="1")
     client = nbclient.NotebookClient(
         notebook, timeout=120, resources={"metadata": {"path": tmp_path}}
     )

@@ -13,6 +13,7 @@ from tekoa.bridges import any_model
 from tekoa.bridges.lora import lora
 from tekoa.core import step as steps
 from tekoa.core import trees
+from tekoa.models import mnist
 from tekoa.testing import assert_trees_equal
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
@@ -274,3 +275,22 @@ def test_the_base_is_sharded_like_the_model():
     kernel = checkpoint.model_state["frozen"]["kernel"]
     assert kernel.addressable_shards[0].data.shape == (8, 4)
     assert checkpoint.model_params["kernel"]["lora_a"].sharding.is_fully_replicated
+
+
+def test_outputs_do_not_depend_on_the_number_of_rows():
+    """A compiler may fuse A @ B with the layer's own product, whose size decides how."""
+    rng = np.random.default_rng(0)
+    x = rng.random((96, 8, 8, 1), np.float32)
+    model = mnist.CNN(10, (0.0, 1.0))
+    fns = lora(model, rank=2)
+    params, variables = fns.init(jax.random.key(0), (x,))
+    params = jax.tree.map(lambda leaf: np.float32(0.1 * rng.normal(size=leaf.shape)), params)
+
+    @jax.jit
+    def outputs(params, variables, x):
+        return fns.apply(params, variables, (x,), rng=jax.random.key(1), train=False)[0]
+
+    expected = model.apply({"params": fns.merge(params, variables)}, x)
+    for n_rows in (8, 96):
+        actual = outputs(params, variables, x[:n_rows])
+        np.testing.assert_allclose(actual, expected[:n_rows], rtol=1e-5, atol=1e-5)

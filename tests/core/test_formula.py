@@ -39,6 +39,12 @@ SHAPE = (3, 3, 2, 64)
         ("\t min( 1 ,2 ) ", 1),
         ("- - 3", 3),
         ("pow(SHAPE[-1], -0.5)", 0.125),
+        ("power(2, 3) + square(3)", 17),
+        ("cbrt(SHAPE[-1])", math.cbrt(64)),
+        ("hypot(3, 4) * tanh(1)", 5 * math.tanh(1)),
+        ("gcd(SHAPE[-1], 24) + isqrt(10)", 11),
+        ("amax(SHAPE) - amin(SHAPE)", 62),
+        ("var(1, 2, 6)", (4 + 1 + 9) / 3),
     ],
 )
 def test_formulas_have_the_value_python_gives_them(text, expected):

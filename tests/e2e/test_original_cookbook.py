@@ -4,7 +4,6 @@ The cookbook is not part of the project: without it beside the checkout there is
 """
 
 import logging
-import pathlib
 import re
 
 import jax
@@ -13,14 +12,15 @@ import optax
 import pytest
 
 import tekoa
+from support import files
 from tekoa.core import trees
 from tekoa.testing import assert_trees_equal
 
-COOKBOOK = pathlib.Path(__file__).parents[3] / "shared" / "originals" / "nnx_cookbook.md"
+COOKBOOK = files.original("nnx_cookbook.md")
 N_STEPS = 3
 
 pytestmark = pytest.mark.skipif(
-    not COOKBOOK.exists(), reason="the original cookbook is not beside the checkout"
+    not COOKBOOK.exists(), reason=f"no original cookbook in {COOKBOOK.parent}"
 )
 
 

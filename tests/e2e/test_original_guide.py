@@ -4,7 +4,6 @@ The guide is not part of the project: without it beside the checkout there is no
 """
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -12,11 +11,11 @@ import sys
 import numpy as np
 import pytest
 
-from support import events, processes
+from support import events, files, processes
 from tekoa import load_checkpoint
 from tekoa.testing import assert_trees_equal
 
-GUIDE = pathlib.Path(__file__).parents[3] / "shared" / "originals" / "loops_guide.md"
+GUIDE = files.original("loops_guide.md")
 # Modules of the original, and where their names are now.
 HOMES = {
     "redex": "tekoa",
@@ -29,7 +28,7 @@ HOMES = {
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not GUIDE.exists(), reason="the original guide is not beside the checkout"),
+    pytest.mark.skipif(not GUIDE.exists(), reason=f"no original guide in {GUIDE.parent}"),
 ]
 
 

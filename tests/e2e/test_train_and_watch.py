@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import subprocess
 import sys
 import time
 
@@ -47,9 +46,8 @@ class Victim:
         self._start()
 
     def _start(self):
-        self._process = subprocess.Popen(
-            self._arguments, stdout=self._log, stderr=self._log, env=processes.environment()
-        )
+        with self._log.open("a") as out:
+            self._process = processes.start(self._arguments, out)
         self._target = self._progress() + self._rng.randint(1, 4)
 
     def look(self):
@@ -80,31 +78,30 @@ def last_evaluated(directory):
 
 def train_and_watch(directory, log, *flags, n_kills):
     """Runs both processes to their end and returns how often each was killed."""
-    with log.open("w") as out:
-        trainer = Victim(
-            command(TRAIN, directory, *SLOWLY, *flags),
-            lambda: max(paths.list_steps(directory), default=-EVERY) // EVERY,
-            out,
-            n_kills=n_kills,
-            seed=11,
-        )
-        watcher = Victim(
-            command(WATCH, directory, *SLOWLY),
-            lambda: last_evaluated(directory),
-            out,
-            n_kills=n_kills,
-            seed=12,
-        )
-        try:
-            deadline = time.monotonic() + 300
-            while not (trainer.is_done and watcher.is_done):
-                assert time.monotonic() < deadline, log.read_text()
-                trainer.is_done or trainer.look()
-                watcher.is_done or watcher.look()
-                time.sleep(0.01)
-        finally:
-            trainer.end()
-            watcher.end()
+    trainer = Victim(
+        command(TRAIN, directory, *SLOWLY, *flags),
+        lambda: max(paths.list_steps(directory), default=-EVERY) // EVERY,
+        log,
+        n_kills=n_kills,
+        seed=11,
+    )
+    watcher = Victim(
+        command(WATCH, directory, *SLOWLY),
+        lambda: last_evaluated(directory),
+        log,
+        n_kills=n_kills,
+        seed=12,
+    )
+    try:
+        deadline = time.monotonic() + 300
+        while not (trainer.is_done and watcher.is_done):
+            assert time.monotonic() < deadline, log.read_text()
+            trainer.is_done or trainer.look()
+            watcher.is_done or watcher.look()
+            time.sleep(0.01)
+    finally:
+        trainer.end()
+        watcher.end()
     return trainer.n_killed, watcher.n_killed
 
 
@@ -123,12 +120,8 @@ def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("undisturbed")
     for words in (TRAIN, WATCH):
         flags = ["--max_ckpt=1000"] if words is TRAIN else []
-        subprocess.run(
-            command(words, directory, *flags),
-            check=True,
-            timeout=120,
-            env=processes.environment(),
-        )
+        with (directory.parent / "undisturbed.log").open("w") as out:
+            assert processes.start(command(words, directory, *flags), out).wait(120) == 0
     return directory
 
 

@@ -55,8 +55,8 @@ def test_twenty_evaluators_do_not_disturb_a_trainer(launch, figure, tmp_path):
         results += [check_reader(reader, 40) for reader in four]
     assert trainer.popen.poll() is None
     trainer.popen.kill()
-    _, errors = trainer.popen.communicate()
-    assert "failed" not in errors
+    trainer.popen.wait()
+    assert "failed" not in trainer.errors()
     figure(evaluators=len(results), failed_saves_of_trainer=0)
 
 

@@ -5,9 +5,12 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
+
+from support import forks
 
 TESTS = pathlib.Path(__file__).parents[1]
 TINY_MODEL = TESTS / "support" / "tiny_model.py"
@@ -17,12 +20,17 @@ LIMIT_SECONDS = 180
 
 
 def environment(**changes):
-    """The environment of a test's process: one CPU device, and `support` can be imported."""
+    """The environment of a test's process: one CPU device, and `support` can be imported.
+
+    Programs are compiled as in the tests themselves: without optimizations, unless those are
+    requested by `--optimized`.
+    """
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    flags = os.environ.get("XLA_FLAGS", "").split()
     return {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "",
+        "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag),
         "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1",
         **changes,
@@ -38,18 +46,21 @@ def compile_cache(directory):
     }
 
 
+def start(args, output, errors=None, **env):
+    """Starts a Python program that writes to a file, and its errors to the same or another."""
+    args, env = [str(word) for word in args], environment(**env)
+    if args[0] == sys.executable and "LD_PRELOAD" not in env:
+        return forks.Fork(args, env=env, stdout=output, stderr=errors or output)
+    return subprocess.Popen(args, env=env, stdout=output, stderr=errors or output)
+
+
 class Command:
     """One call of `tekoa` as a process that writes its output to a file."""
 
     def __init__(self, words, log, **env):
         self.log = log
         with log.open("w") as out:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "tekoa", *map(str, words)],
-                env=environment(**env),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+            self.popen = start([sys.executable, "-m", "tekoa", *words], out, **env)
 
     def output(self):
         return self.log.read_text()
@@ -84,31 +95,41 @@ class Program:
 
     def __init__(self, path, *args, env=(), prefix=()):
         self.started = time.monotonic()
-        self.popen = subprocess.Popen(
-            [*prefix, sys.executable, path, *map(str, args)],
-            env=environment(**dict(env)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._directory, self._n_read = tempfile.TemporaryDirectory(), 0
+        self._out, self._err = (pathlib.Path(self._directory.name, n) for n in ("out", "err"))
+        words = [*prefix, sys.executable, path, *args]
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.popen = start(words, out, err, **dict(env))
+
+    def _lines(self):
+        """Returns the lines that were not read yet."""
+        return self._out.read_text().splitlines(keepends=True)[self._n_read :]
 
     def read(self):
         """Returns the next object it prints."""
-        line = self.popen.stdout.readline()
-        assert line, self.popen.stderr.read()
-        return json.loads(line)
+        is_running = True
+        while not (lines := [line for line in self._lines() if line.endswith("\n")]):
+            assert is_running, self.errors()
+            is_running = self.popen.poll() is None
+            time.sleep(0.005)
+        self._n_read += 1
+        return json.loads(lines[0])
+
+    def errors(self):
+        return self._err.read_text()
 
     def wait(self, limit_seconds=30):
         """Returns its exit code, the objects it printed and its standard error."""
         try:
-            out, err = self.popen.communicate(timeout=limit_seconds)
+            code = self.popen.wait(limit_seconds)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             pytest.fail(f"hang: still running after {limit_seconds} s")
         self.seconds = time.monotonic() - self.started
-        return self.popen.returncode, [json.loads(line) for line in out.splitlines()], err
+        return code, [json.loads(line) for line in self._lines()], self.errors()
 
     def close(self):
         if self.popen.poll() is None:
             self.popen.kill()
-        self.popen.communicate()
+        self.popen.wait()
+        self._directory.cleanup()

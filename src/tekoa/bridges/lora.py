@@ -215,8 +215,22 @@ def _merge_weights(
         dtype = jnp.bfloat16 if is_lowered and leaf.dtype == jnp.float32 else leaf.dtype
         if (*name, A) in trained:
             a, b = trained[*name, A], trained[*name, B]
-            change = jnp.matmul(a, b, preferred_element_type=trees.wide_dtype(leaf))
+            change = _product(a, b, trees.wide_dtype(leaf))
             leaf = trees.widen(leaf) + scale * change.reshape(leaf.shape)
         return leaf.astype(dtype)
 
     return trees.map_named(weight, frozen, is_leaf=lambda x: x is None), rest
+
+
+def _product(a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+    """Returns `a @ b` in a dtype."""
+    if jax.default_backend() != "cpu":
+        return jnp.matmul(a, b, preferred_element_type=dtype)
+
+    # XLA fuses this product with that of the layer. On CPU, jaxlib 0.10.2 then adds it twice.
+    def add(total: jax.Array, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        column, row = pair
+        return total + column[:, None] * row, None
+
+    start = jnp.zeros((a.shape[0], b.shape[1]), dtype)
+    return jax.lax.scan(add, start, (a.T.astype(dtype), b.astype(dtype)))[0]

@@ -224,6 +224,11 @@ def _mean(xs: tuple[Any, ...]) -> float:
     return sum(xs) / len(xs)
 
 
+def _variance(xs: tuple[Any, ...]) -> float:
+    mean = _mean(xs)
+    return _mean(tuple((x - mean) ** 2 for x in xs))
+
+
 def _select(items: Value, selection: Any) -> Value:
     if not isinstance(items, tuple):
         raise TypeError("only SHAPE and tuples can be indexed")
@@ -246,15 +251,26 @@ _NODES = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _SYMBOLS: dict[type[ast.operator], str] = dict(zip(_NODES, OPERATORS, strict=True))
 _SIGNS: Any = {ast.USub: _of_numbers(operator.neg, 1), ast.UAdd: _of_numbers(operator.pos, 1)}
 
-_MATH = (math.ceil, math.exp, math.floor, math.log10, math.log2, math.sqrt)
+_MATH = (math.cbrt, math.ceil, math.exp, math.floor, math.isqrt, math.log10, math.log2)
 FUNCTIONS: dict[str, Callable[..., Value]] = {
     # With a second argument, round(5, -10**9) would compute 10**10**9.
-    **{fn.__name__: _of_numbers(fn, 1) for fn in (abs, float, int, round, *_MATH)},
+    **{
+        fn.__name__: _of_numbers(fn, 1)
+        for fn in (abs, float, int, round, *_MATH, math.sqrt, math.tanh)
+    },
     **{fn.__name__: _of_items(fn) for fn in (max, min, math.prod, sum)},
+    "gcd": _of_numbers(math.gcd, 2),
+    "hypot": _of_numbers(math.hypot, 2),
     "len": len,
     "log": _of_numbers(math.log, 1, 2),
     "mean": _of_items(_mean),
     "pow": _of_numbers(_power, 2),
+    # Names of NumPy.
+    "amax": _of_items(max),
+    "amin": _of_items(min),
+    "power": _of_numbers(_power, 2),
+    "square": _of_numbers(lambda x: x * x, 1),
+    "var": _of_items(_variance),
 }
 
 _TOKEN = re.compile(

@@ -33,7 +33,10 @@ HOMES = {
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not MODELS.is_dir(), reason=f"no checkout of JEstimator in {CHECKOUT}"),
+    pytest.mark.skipif(
+        not MODELS.is_dir(),
+        reason="needs a checkout of JEstimator: set TEKOA_JESTIMATOR to its directory",
+    ),
     # JEstimator's linear regression uses an old name.
     pytest.mark.filterwarnings("ignore:jax.* has been renamed"),
     pytest.mark.skipif(not MNIST.is_dir(), reason=f"no data in {MNIST.parent}"),
