@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from support import processes
 from tekoa.store.commit import lease, paths
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,8 @@ def stop_between_changes(process, directory):
     """
     while True:
         process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
+        while not processes.is_suspended(process.pid):
+            time.sleep(0.001)
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

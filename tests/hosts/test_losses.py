@@ -7,7 +7,6 @@ By default some of the cases run; with `TEKOA_ALL_LOSSES=FILE` all of them, and 
 import itertools
 import json
 import os
-import pathlib
 import shutil
 import signal
 import time
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from support.processes import TINY_MODEL, TRAIN
+from support.processes import TINY_MODEL, TRAIN, is_suspended
 from tekoa import store
 from tekoa.store.commit import paths
 from tekoa.store.formats.step import open_step
@@ -104,8 +103,7 @@ def wait_for_fault(process, fault):
     """Waits until a process ended or is suspended."""
     deadline = time.monotonic() + 170
     while process.popen.poll() is None:
-        stat = pathlib.Path(f"/proc/{process.popen.pid}/stat").read_text()
-        if fault == "SIGSTOP" and stat.rpartition(")")[2].split()[0] == "T":
+        if fault == "SIGSTOP" and is_suspended(process.popen.pid):
             return
         assert time.monotonic() < deadline, f"hang: {process.output()}"
         time.sleep(0.01)

@@ -54,6 +54,11 @@ def start(args, output, errors=None, **env):
     return subprocess.Popen(args, env=env, stdout=output, stderr=errors or output)
 
 
+def is_suspended(pid):
+    """Whether a process was stopped by SIGSTOP."""
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 class Command:
     """One call of `tekoa` as a process that writes its output to a file."""
 
