@@ -1,11 +1,14 @@
-"""Compares the data layer with plain NumPy, grain and a training step; prints ratios.
+"""Compares the data layer with plain NumPy, grain, torch's loader and a training step.
 
-Run: python bench/data.py [--repeats N]. Contestants are measured alternately and medians are
-printed. The comparison with grain needs the `records` extra.
+Run: python bench/data.py [--repeats N] [--only NAME ...]. Contestants are measured alternately, and
+medians and ratios are printed. Those whose package is missing are left out: grain is in the
+`records` extra, torch and datasets are in `ecosystem-test`.
 """
 
 import argparse
 import functools
+import importlib.util
+import itertools
 import os
 import pathlib
 import resource
@@ -47,38 +50,177 @@ def bare_numpy(arrays):
             yield {key: array[rows] for key, array in arrays.items()}
 
 
-def grain_batches(arrays):
+class Rows:
+    """Arrays as a sequence of examples, for loaders that read one example at a time."""
+
+    def __init__(self, arrays):
+        self._arrays, self._length = arrays, len(next(iter(arrays.values())))
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, at):
+        return {key: array[at] for key, array in self._arrays.items()}
+
+
+def grain_batches(rows, batch_size=BATCH, transform=None, dataset=None):
     import grain
 
-    class Rows:
-        def __len__(self):
-            return N
-
-        def __getitem__(self, at):
-            return {key: array[at] for key, array in arrays.items()}
-
-    dataset = grain.MapDataset.source(Rows()).seed(0).shuffle().repeat().batch(BATCH)
+    dataset = grain.MapDataset.source(rows).seed(0) if dataset is None else dataset
+    dataset = dataset.shuffle(seed=0) if rows is not None else dataset
+    if transform is not None:
+        dataset = dataset.random_map(transform)
+    dataset = dataset.repeat().batch(batch_size)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+
+def torch_batches(rows, batch_size=BATCH, **options):
+    import torch.utils.data
+
+    options = {"shuffle": True, **options}
+    loader = torch.utils.data.DataLoader(rows, batch_size=batch_size, drop_last=True, **options)
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+def has(package):
+    return importlib.util.find_spec(package) is not None
+
+
+def compare(title, contestants, repeats, n_batches):
+    """Measures contestants alternately; prints their medians and the speed of the first."""
+    times = {name: [] for name in contestants}
+    for iterator in contestants.values():
+        next(iterator)
+    for _ in range(repeats):
+        for name, iterator in contestants.items():
+            # CPU time, not wall-clock time: the cores may be shared.
+            times[name].append(seconds_per_batch(iterator, n_batches[name], time.process_time))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, value in medians.items():
+        ratio = value / medians["tekoa"]
+        print(f"{title:9} {name:12} {value * 1e6:10.2f} us per batch, tekoa {ratio:.2f} x as fast")
 
 
 def compare_loops(repeats):
     arrays = mnist_size()
-    loops = {
-        "tekoa": (data.as_source(arrays).batches(BATCH, shuffle=True), 3750),
-        "bare numpy": (bare_numpy(arrays), 3750),
-        "grain": (grain_batches(arrays), 200),
+    contestants = {
+        "tekoa": data.as_source(arrays).batches(BATCH, shuffle=True),
+        "bare numpy": bare_numpy(arrays),
     }
-    times = {name: [] for name in loops}
-    for _ in range(repeats):
-        for name, (iterator, n_batches) in loops.items():
-            # CPU time, not wall-clock time: the cores may be shared.
-            times[name].append(seconds_per_batch(iterator, n_batches, time.process_time))
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    for name, value in medians.items():
-        print(f"{name:12} {value * 1e6:9.2f} us per batch of {BATCH}")
-    for name, goal in (("bare numpy", 1), ("grain", 20)):
-        print(f"speed relative to {name}: {medians[name] / medians['tekoa']:.2f}x (goal {goal}x)")
-    return medians["tekoa"]
+    if has("grain"):
+        contestants["grain"] = grain_batches(Rows(arrays))
+    if has("torch"):
+        contestants["torch"] = torch_batches(Rows(arrays))
+    n_batches = {"tekoa": 3750, "bare numpy": 3750, "grain": 200, "torch": 200}
+    compare("arrays", contestants, repeats, n_batches)
+
+
+def examples(repeats):
+    """Sequences of examples: no loader can gather rows of arrays."""
+    rows = Rows({key: array[:5000] for key, array in mnist_size().items()})
+    rows = [rows[at] for at in range(len(rows))]
+    contestants = {"tekoa": data.as_source(rows).batches(BATCH, shuffle=True)}
+    if has("grain"):
+        contestants["grain"] = grain_batches(rows)
+    if has("torch"):
+        contestants["torch"] = torch_batches(rows)
+    compare("examples", contestants, repeats, dict.fromkeys(contestants, 200))
+
+
+def shifted(example, rng):
+    return {**example, "image": np.roll(example["image"], rng.integers(-2, 3), axis=0)}
+
+
+class Shifted(Rows):
+    """The same augmentation inside of a dataset, as for torch."""
+
+    def __getitem__(self, at):
+        return shifted(super().__getitem__(at), np.random.default_rng(at))
+
+
+def augmentation(repeats):
+    arrays = mnist_size()
+    contestants = {
+        "tekoa": data.as_source(arrays).map_with_rng(shifted).batches(BATCH, shuffle=True)
+    }
+    if has("grain"):
+        contestants["grain"] = grain_batches(Rows(arrays), transform=shifted)
+    if has("torch"):
+        contestants["torch"] = torch_batches(Shifted(arrays))
+    compare("augment", contestants, repeats, dict.fromkeys(contestants, 100))
+
+
+def mixing(repeats):
+    parts = {name: mnist_size() for name in "abc"}
+    weights = {"a": 0.5, "b": 0.3, "c": 0.2}
+    sources = {name: data.as_source(arrays) for name, arrays in parts.items()}
+    contestants = {"tekoa": data.mix(sources, weights).batches(BATCH, shuffle=True)}
+    if has("grain"):
+        import grain
+
+        shuffled = [grain.MapDataset.source(Rows(p)).shuffle(seed=0) for p in parts.values()]
+        mixed = grain.MapDataset.mix(shuffled, weights=list(weights.values()))
+        contestants["grain"] = grain_batches(None, dataset=mixed)
+    if has("torch"):
+        import torch.utils.data
+
+        rows = torch.utils.data.ConcatDataset([Rows(arrays) for arrays in parts.values()])
+        of_row = np.repeat(list(weights.values()), N)
+        sampler = torch.utils.data.WeightedRandomSampler(of_row, 3 * N)
+        contestants["torch"] = torch_batches(rows, shuffle=None, sampler=sampler)
+    n_batches = {"tekoa": 3000, "grain": 200, "torch": 200}
+    compare("mixing", contestants, repeats, n_batches)
+
+
+def documents(n=20_000):
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(5, 0.8, n).astype(int) + 1, 1024)
+    return [{"tokens": rng.integers(0, 30_000, size).astype(np.int32)} for size in lengths]
+
+
+def packing(repeats):
+    rows = documents()
+    start = time.process_time()
+    packed = data.as_source(rows).pack(1024)
+    seconds = time.process_time() - start
+    padding = packed.info.facts["padding"]
+    print(f"packing   {len(rows)} documents planned in {seconds:.2f} s CPU, {padding:.2%} padding")
+    contestants = {"tekoa": packed.batches(BATCH, shuffle=True)}
+    if has("grain"):
+        import grain
+
+        shuffled = (
+            grain.MapDataset.source(rows)
+            .shuffle(seed=0)
+            .repeat()
+            .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        )
+        first_fit = grain.experimental.FirstFitPackIterDataset(
+            shuffled, length_struct={"tokens": 1024}, num_packing_bins=64
+        )
+        contestants["grain"] = iter(first_fit.batch(BATCH))
+        filled = [(next(contestants["grain"])["tokens_segment_ids"] > 0).mean() for _ in range(40)]
+        print(f"packing   grain's first fit with 64 bins: {1 - np.mean(filled):.2%} padding")
+    compare("packing", contestants, repeats, dict.fromkeys(contestants, 20))
+
+
+def saved_dataset(repeats):
+    if not has("datasets"):
+        return
+    import datasets
+
+    arrays = mnist_size()
+    flat = {
+        "image": arrays["image"][:10_000].reshape(10_000, -1),
+        "label": arrays["label"][:10_000],
+    }
+    rows = datasets.Dataset.from_dict(flat)
+    contestants = {"tekoa": data.as_source(rows).batches(BATCH, shuffle=True)}
+    if has("grain"):
+        contestants["grain"] = grain_batches(rows.with_format("numpy"))
+    if has("torch"):
+        contestants["torch"] = torch_batches(rows.with_format("torch"))
+    compare("datasets", contestants, repeats, dict.fromkeys(contestants, 40))
 
 
 def cnn_step():
@@ -181,35 +323,59 @@ def slow_map(example):
     return {"image": x.astype(np.float32), "label": example["label"]}
 
 
+class Slow(Rows):
+    """The slow map inside of a dataset, as for torch."""
+
+    def __getitem__(self, at):
+        return slow_map(super().__getitem__(at))
+
+
 def worker_processes(repeats):
-    """Measures worker processes with a map function of about 0.1 ms per example."""
-    source = data.as_source(mnist_size()).map(slow_map)
-    loops = {n: source.batches(BATCH, shuffle=True, workers=n) for n in (0, 1, 2)}
-    times = {n: [] for n in loops}
+    """Measures worker processes, by the clock, with a map function of about 0.1 ms per example."""
+    arrays = mnist_size()
+    source = data.as_source(arrays).map(slow_map)
+    loops = {f"tekoa {n}": source.batches(BATCH, shuffle=True, workers=n) for n in (0, 1, 2)}
+    if has("torch"):
+        loops["torch 2"] = torch_batches(
+            Slow(arrays), num_workers=2, persistent_workers=True, multiprocessing_context="spawn"
+        )
+    times = {name: [] for name in loops}
     for batches in loops.values():
         next(batches)
     for _ in range(repeats):
-        for n, batches in loops.items():
-            times[n].append(seconds_per_batch(batches, 60))
-    medians = {n: statistics.median(values) for n, values in times.items()}
-    for n, value in medians.items():
-        ratio = medians[0] / value
-        print(
-            f"expensive map, {n} workers: {value * 1e3:.2f} ms per batch, {ratio:.2f}x no workers"
-        )
-        loops[n].close()
+        for name, batches in loops.items():
+            times[name].append(seconds_per_batch(batches, 60))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, value in medians.items():
+        ratio = medians["tekoa 0"] / value
+        print(f"slow map, {name} workers: {value * 1e3:.2f} ms per batch, {ratio:.2f}x no workers")
+    for n in (0, 1, 2):
+        loops[f"tekoa {n}"].close()
+
+
+PARTS = {
+    "arrays": compare_loops,
+    "examples": examples,
+    "augmentation": augmentation,
+    "mixing": mixing,
+    "packing": packing,
+    "datasets": saved_dataset,
+    "step": share_of_step,
+    "restore": restoring,
+    "text": lambda repeats: long_text(),
+    "workers": worker_processes,
+}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    repeats = parser.parse_args().repeats
-    print(f"medians of {repeats} repeats, measured alternately; {os.cpu_count()} cores")
-    compare_loops(repeats)
-    share_of_step(repeats)
-    restoring(repeats)
-    long_text()
-    worker_processes(repeats)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"{arguments.repeats} repeats, alternately; {os.cpu_count()} cores, load {load:.1f}")
+    for name in arguments.only:
+        PARTS[name](arguments.repeats)
 
 
 if __name__ == "__main__":

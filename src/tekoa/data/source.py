@@ -66,7 +66,7 @@ class Source:
         """Returns a source that applies `fn(example, rng)` to each example.
 
         The generator depends on seed, epoch and row only, so an augmentation is the same after
-        a restart and on any number of shards.
+        a restart and on any number of shards. It is valid until `fn` returns.
         """
         return self._map(views.apply_with_rng, fn, 1)
 

@@ -95,6 +95,17 @@ def test_error_in_a_map_function_is_reported():
         batches.close()
 
 
+def with_a_function(example):
+    return {"x": lambda: example}
+
+
+def test_a_batch_that_cannot_be_sent_is_reported():
+    batches = source().map(with_a_function).batches(4, workers=1)
+    with pytest.raises(data.DataError, match=r"Batch 0 failed in a data worker.*local object"):
+        next(batches)
+    batches.close()
+
+
 def test_death_of_a_worker_is_reported():
     batches = source().map(double).batches(4, workers=1)
     next(batches)

@@ -7,10 +7,14 @@ Workers ignore SIGINT and SIGTERM, which the parent handles.
 
 import atexit
 import collections
+import contextlib
 import multiprocessing
+import queue
 import signal
+import threading
 import traceback
 import weakref
+from multiprocessing import reduction
 from typing import Any, Protocol
 
 from tekoa.data.readers.base import DataError, Reader
@@ -117,22 +121,32 @@ def _serve(pipe: Any, maker: Maker) -> None:
     """Runs in the worker: creates the requested batches until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A batch is larger than the buffer of a pipe: while it waits to be fetched, the next is made.
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_send, args=(pipe, ready), daemon=True).start()
     while True:
         try:
             number = pipe.recv()
-            pipe.send(_make_batch(maker, number))
         except (EOFError, OSError):
             return
+        ready.put(_make_batch(maker, number))
 
 
-def _make_batch(maker: Maker, number: int) -> tuple[str | None, list[Any]]:
-    """Returns an error message or None, and the batch as a list of one."""
+def _send(pipe: Any, ready: "queue.SimpleQueue[Any]") -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            pipe.send_bytes(ready.get())
+
+
+def _make_batch(maker: Maker, number: int) -> Any:
+    """Returns an error message or None, and the batch as a list of one, as `send` encodes them."""
+    encode = reduction.ForkingPickler.dumps
     try:
-        return None, maker.make(number, 1)
+        return encode((None, maker.make(number, 1)))
     except DataError as error:
-        return str(error), []
+        return encode((str(error), []))
     except Exception as error:
-        return f"{type(error).__name__}: {error}\n{traceback.format_exc()}", []
+        return encode((f"{type(error).__name__}: {error}\n{traceback.format_exc()}", []))
 
 
 def _close_at_exit(pool: Pool) -> None:

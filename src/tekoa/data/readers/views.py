@@ -160,11 +160,9 @@ def apply_to_examples(fn: Callable[[Any], Any], request: RowRequest, batch: Any)
 
 def apply_with_rng(fn: Callable[[Any, Any], Any], request: RowRequest, batch: Any) -> Any:
     """Applies `fn(example, rng)` to each row; `rng` is keyed by seed, epoch and row."""
-    epochs, rows = request.epochs.tolist(), request.rows.tolist()
-    examples = [
-        fn(stacking.row(batch, at), permutation.generator((request.seed, epoch, row)))
-        for at, (epoch, row) in enumerate(zip(epochs, rows, strict=True))
-    ]
+    pairs = zip(request.epochs.tolist(), request.rows.tolist(), strict=True)
+    rngs = permutation.generators((request.seed, epoch, row) for epoch, row in pairs)
+    examples = [fn(stacking.row(batch, at), rng) for at, rng in enumerate(rngs)]
     return stacking.stack(examples, "the mapped data")
 
 
