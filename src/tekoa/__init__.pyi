@@ -26,6 +26,7 @@ from tekoa.core.state import StepOutput as StepOutput
 from tekoa.core.state import TrainState as TrainState
 from tekoa.core.step import moving_average as moving_average
 from tekoa.data.readers.base import DataError as DataError
+from tekoa.estimator.eject.eject import eject as eject
 from tekoa.estimator.model_file.experiment import Experiment as Experiment
 from tekoa.estimator.replay.diff import diff as diff
 from tekoa.estimator.replay.replay import replay as replay

@@ -100,6 +100,8 @@ COMMANDS = (
             "replay.why:run_why", is_own_parser=True),
     Command("sweep", "MODEL", "train a model with several settings at once, and compare them",
             "sweep.sweep:run_sweep", is_own_parser=True),
+    Command("eject", "RUN", "write a run as one plain Python file, without Tekoa",
+            "eject.eject:run_eject", is_own_parser=True),
     Command("export", "RUN", "write a trained model for other libraries",
             "modes.export:run_export", requires="the directory of a run or of a checkpoint",
             flags="--to=safetensors|numpy|orbax|stablehlo|onnx [--out=FILE]"),

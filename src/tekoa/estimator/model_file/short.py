@@ -41,6 +41,10 @@ class ShortProgram:
     def check_data(self, kind: Kind) -> str:
         return self._data.pattern(kind)
 
+    def source(self, kind: Kind) -> data.Source:
+        """Returns the data of one kind."""
+        return self._data.source(kind)
+
     def train_batches(self, seed: int) -> Any:
         return self._data.train_batches(seed, mark_first=True)
 

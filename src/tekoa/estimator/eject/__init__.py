@@ -1,0 +1,1 @@
+"""`tekoa eject`: a run as one plain Python file."""
