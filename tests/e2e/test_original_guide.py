@@ -42,12 +42,11 @@ def example():
 
 
 def run(directory, n_steps):
-    """Runs the example in another directory, for another number of steps."""
+    """Runs the example in another directory, for another number of steps, on short sequences."""
     directory.mkdir(exist_ok=True)
     script = directory / "example.py"
-    script.write_text(
-        example().replace('"/tmp/', f'"{directory}/').replace("n_steps=8", f"n_steps={n_steps}")
-    )
+    text = example().replace('"/tmp/', f'"{directory}/').replace("n_steps=8", f"n_steps={n_steps}")
+    script.write_text(text.replace("MAX_LENGTH = 256", "MAX_LENGTH = 16"))
     process = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,

@@ -112,13 +112,15 @@ def n_tokens_per_row(inputs: Any) -> int | None:
 
     >>> n_tokens_per_row((np.zeros((4, 128), np.int32),))
     128
+    >>> n_tokens_per_row(jnp.zeros((4, 128), int))
+    128
     >>> n_tokens_per_row((np.zeros((4, 28, 28), np.uint8),)) is None
     True
     """
     shapes = (
         np.shape(x)
         for x in jax.tree.leaves(inputs)
-        if np.result_type(x).kind in "iu" and np.result_type(x).itemsize > 1
+        if jnp.issubdtype(jnp.result_type(x), jnp.integer) and jnp.result_type(x).itemsize > 1
     )
     return next((shape[1] for shape in shapes if len(shape) == 2), None)
 
