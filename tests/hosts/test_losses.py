@@ -60,11 +60,11 @@ def directory(undisturbed, home):
 @pytest.mark.parametrize(("victim", "fault", "phase"), ALL if RESULTS else SOME)
 def test_a_loss_ends_all_and_commits_nothing_partial(together, directory, victim, fault, phase):
     before = paths.list_steps(directory)
-    words = [*TRAIN, *SIZES[:1], f"--max_train_steps={LAST}", SLOW]
+    words = [*TRAIN, *SIZES[:1], SLOW]
     if phase == "idle":
         words = ["eval_wait", TINY_MODEL, *SIZES[1:], f"--eval_label=label_{victim}_{fault}"]
     env = {victim: {"TEKOA_FAULT_AT": f"{POINTS[phase]}:{fault}"}} if phase in POINTS else {}
-    flags = [f"--model_dir={directory}"]
+    flags = [f"--model_dir={directory}", f"--max_train_steps={LAST}"]
     processes = together(3, *words, *flags, env=env, timeout=LIMIT_SECONDS)
     lost, others = processes[victim], [p for p in processes if p is not processes[victim]]
     if phase not in POINTS:
