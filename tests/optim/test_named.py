@@ -113,6 +113,7 @@ def test_run_of_an_earlier_rule_is_resumed_with_it(name):
     earlier = {"name": name, "n_steps": 50, "eta": find_table().etas}  # Without a version.
     make = muon.muon_for if name == "muon" else sphere.sphere
     settings = {"full_depth": np.inf, "branch_power": 0.0, "restarts": False}
+    settings |= {"branch_depth_power": 1.0, "divides_added": False, "tail": "cosine"}
     expected = make(find_table(), n_steps=50, **settings)
     resumed = named.NamedOptimizer(name)
     resumed.resolve(find_table, n_steps=50, saved=earlier)

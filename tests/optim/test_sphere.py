@@ -58,6 +58,7 @@ def expected_params(
     nesterov=True,
     row_radius=False,
     restarts=True,
+    divides_added=True,
 ):
     """The formulas in float64, parameter by parameter."""
     params = {name: x.astype(np.float64) for name, x in PARAMS.items()}
@@ -66,7 +67,7 @@ def expected_params(
     n_warm = math.ceil(0.05 * n)
     for t in range(1, n + 1):
         xi = c / math.sqrt(n) * min(1, t / n_warm)
-        xi *= 0.5 * (1 + math.cos(math.pi * max(0, (t - n_warm) / (n + 1 - n_warm))))
+        xi *= 1 - max(0, (t - n_warm) / (n + 1 - n_warm))
         age = max(1, t - 1) if restarts else t  # Of the moments.
         for name, g in grads(t - 1).items():
             if restarts and t == 2:
@@ -78,7 +79,7 @@ def expected_params(
                 u = (b1 * m[name] + (1 - b1) * g) / (1 - b1 ** (age + 1))
             u = u / np.sqrt(v[name] / (1 - b2**age))
             is_row = row_radius and name == "table"
-            if name != "bias" and not is_row:
+            if not is_row and (name != "bias" or divides_added):
                 u = u / max(rms(u), bound)
             w = params[name] - xi * ETA[name] * u * (factor if name == "head" else hidden)
             if is_row:
@@ -101,8 +102,9 @@ def expected_params(
         ({"row_radius": True}, {"row_radius": True}),
         ({"full_depth": 2.0}, {"hidden": 2 / 3}),  # Table, body and head are three in a row.
         ({"restarts": False}, {"restarts": False}),
+        ({"divides_added": False}, {"divides_added": False}),
     ],
-    ids=["default", "decays", "output", "momentum", "rows", "depth", "no restart"],
+    ids=["default", "decays", "output", "momentum", "rows", "depth", "no restart", "biases"],
 )
 def test_steps_follow_the_formulas(settings, expected):
     params, _ = run(sphere.sphere(TABLE, n_steps=12, **settings), PARAMS, 12)
@@ -154,6 +156,22 @@ def test_ends_of_residual_branches_share_the_scale():
     )
     for name, share in {"in": 1, "up": 1, "down": 2, "last": 2}.items():
         assert rms(moved[name]) == pytest.approx(table[name].eta / share, rel=1e-5), name
+
+
+def test_steps_of_kernels_in_branches_shrink_less_with_depth():
+    def residual(params, x):
+        x = x @ params["in"]
+        return (x + jnp.tanh(x @ params["up"]) @ params["down"]) @ params["head"]
+
+    sizes = {"in": (4, 6), "up": (6, 8), "down": (8, 6), "head": (6, 2)}
+    params = {name: normal(0, shape) for name, shape in sizes.items()}
+    table = scales_of_function(residual, params, normal(1, (32, 4)))
+    for settings, branch in (({}, 0.5**0.5), ({"branch_depth_power": 1.0}, 0.5)):
+        tx = sphere.scale_by_sphere(table, full_depth=2.0, **settings)  # Of four.
+        updates, _ = tx.update(params, tx.init(params))
+        for name, factor in {"in": 0.5, "up": branch, "down": branch, "head": 2.0}.items():
+            expected = factor * table[name].eta
+            assert rms(updates[name]) == pytest.approx(expected, rel=1e-5), name
 
 
 def test_gradients_of_oversized_weights_are_forgotten():

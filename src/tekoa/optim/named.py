@@ -141,9 +141,8 @@ def choose(
         optimizer = _make_amos(table, n_steps=n_steps)
     else:
         facts["rule"] = _rule_version(name, saved)
-        settings = dataclasses.asdict(sphere.RULES[facts["rule"]])
         make = _make_muon if name == "muon" else sphere.auto_sphere
-        optimizer = make(table, n_steps=n_steps, **settings)
+        optimizer = make(table, n_steps=n_steps, **sphere.RULES[facts["rule"]])
     return Choice(optimizer=optimizer, text=_describe(name, table, n_steps) + before, facts=facts)
 
 

@@ -21,6 +21,7 @@ from tekoa.core import trees
 from tekoa.optim import restart
 from tekoa.optim.amos import slots, transform
 from tekoa.optim.scales import auto
+from tekoa.optim.scales.roles import Role
 from tekoa.optim.scales.table import ScaleRow, ScaleTable
 
 Tail = Literal["cosine", "linear", "constant"]
@@ -48,6 +49,10 @@ class SphereRule:
         full_depth: Number of kernels in a row up to which hidden parameters take full steps.
             In deeper models, where all layers change what the next ones see, their steps are
             smaller in proportion.
+        branch_depth_power: Power of that proportion for kernels in residual branches: each
+            branch changes only a part of what the next ones see.
+        divides_added: Whether the steps of biases, shifts and positions are divided by their
+            rms like those of kernels. Otherwise they are several times smaller.
         branch_power: The kernels at the ends of n residual branches have their scale divided
             by n to this power.
         restarts: Whether the moments start again after the first step. It rescales the
@@ -65,6 +70,8 @@ class SphereRule:
     min_rms: float = 0.2
     row_radius: bool = False
     full_depth: float = 5.0
+    branch_depth_power: float = 0.5
+    divides_added: bool = True
     branch_power: float = 1.0
     restarts: bool = True
 
@@ -81,19 +88,31 @@ class SphereRule:
         """Returns the factor on the steps of a parameter."""
         if row.role.is_output:
             return self.output_factor
-        return min(1.0, self.full_depth / max(table.depth, 1))
+        share = min(1.0, self.full_depth / max(table.depth, 1))
+        return share**self.branch_depth_power if row.role.is_kernel and row.in_branch else share
+
+    def is_divided(self, role: Role) -> bool:
+        """Whether the direction of a parameter's step is divided by its rms."""
+        if role.kind in ("added", "placed"):
+            return self.divides_added
+        return role.is_kernel and not (self.row_radius and role.kind == "looked up")
 
     def to_scale(self, u: jax.Array, row: ScaleRow, table: ScaleTable) -> jax.Array:
         """Rescales the direction of a step to the parameter's scale."""
         size = jnp.asarray(self.scale(row) * self.factor(row, table), u.dtype)
-        is_plain = not row.role.is_kernel or (self.row_radius and row.role.kind == "looked up")
-        if is_plain:
+        if not self.is_divided(row.role):
             return size * u
         return u * (size / jnp.maximum(_rms(u, _own_axes(row)), max(self.min_rms, _FLOOR)))
 
 
-# The constants by version, which a run stores. An earlier run is resumed with those it had.
-RULES = {1: SphereRule(full_depth=math.inf, branch_power=0.0, restarts=False), 2: SphereRule()}
+# Settings of `sphere` that were others, by version. A run stores its version, and is resumed with
+# the settings it had.
+_BEFORE_3: dict[str, Any] = {"branch_depth_power": 1.0, "divides_added": False, "tail": "cosine"}
+RULES: dict[int, dict[str, Any]] = {
+    1: {"full_depth": math.inf, "branch_power": 0.0, "restarts": False, **_BEFORE_3},
+    2: _BEFORE_3,
+    3: {},
+}
 
 
 class ProjectToSphereState(NamedTuple):
@@ -116,7 +135,7 @@ def sphere(
     n_steps: int | None = None,
     c: float = 0.5,
     warmup: float = 0.05,
-    tail: Tail = "cosine",
+    tail: Tail = "linear",
     learning_rate: optax.ScalarOrSchedule | None = None,
     **settings: Any,
 ) -> optax.GradientTransformation:
@@ -220,7 +239,7 @@ def anytime_step_size(c: float = 0.5, n_warmup: int = 100) -> optax.Schedule:
 
 
 def step_size(
-    n_steps: int | None, *, c: float = 0.5, warmup: float = 0.05, tail: Tail = "cosine"
+    n_steps: int | None, *, c: float = 0.5, warmup: float = 0.05, tail: Tail = "linear"
 ) -> optax.Schedule:
     """Returns the relative size of a step as a schedule; arguments are those of `sphere`.
 

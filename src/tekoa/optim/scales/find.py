@@ -173,6 +173,7 @@ def _row(result: ReadResult, i: int, name: trees.Name, leaf: Any) -> ScaleRow:
         reason=decision.reason,
         depth=result.record.depth_of_param(i),
         n_branches=result.record.n_branches if result.record.is_residual.get(i) else 1,
+        in_branch=result.record.is_in_branch(i),
     )
 
 

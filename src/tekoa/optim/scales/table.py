@@ -28,6 +28,7 @@ class ScaleRow:
     eta_by_slice: np.ndarray | None = None  # If slices differ; broadcasts to the parameter.
     depth: int = 0  # Kernels on the longest path from the data up to and with this one.
     n_branches: int = 1  # The residual branches of the model, if it is the end of one.
+    in_branch: bool = False  # Whether it is part of a residual branch.
 
 
 class ScaleTable:

@@ -85,6 +85,7 @@ class UseRecord:
     _deepened: set[tuple[int, views.Part]] = dataclasses.field(default_factory=set)
     _bits: dict[tuple[int, UseKind], int] = dataclasses.field(default_factory=dict)
     _new_bits: int = 0
+    _in_branches: int = 0  # Bits of the uses between a stream and what is added to it.
     _order: dict[tuple[int, views.Part], int] = dataclasses.field(default_factory=dict)
 
     def order(self, view: views.View) -> int:
@@ -124,12 +125,18 @@ class UseRecord:
         for kernel in kernels:
             earlier_uses = own_uses & ~self._bits_of(kernel)
             # As for the depth, the first time counts: later, a recurrent state has all uses.
-            self.is_residual.setdefault(kernel, not other_uses & ~earlier_uses)
+            if self.is_residual.setdefault(kernel, not other_uses & ~earlier_uses):
+                self._in_branches |= own_uses & ~other_uses
 
     @property
     def n_branches(self) -> int:
         """The number of kernels, with each layer of a stack, that end a residual branch."""
         return sum(self.is_residual.get(param, False) for param, _ in self._deepened)
+
+    def is_in_branch(self, param: int) -> bool:
+        """Whether all uses of a parameter are in residual branches."""
+        bits = self._bits_of(param)
+        return bool(bits) and not bits & ~self._in_branches
 
     def depth_of_param(self, param: int) -> int:
         """Returns the depth of a parameter as a kernel, 0 if it is none."""
