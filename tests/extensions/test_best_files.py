@@ -175,6 +175,15 @@ def test_several_of_the_best_can_be_kept(tmp_path, summary):
     assert [info.step for info in store.inspect(tmp_path / "low_eval_loss")] == [1, 3]
 
 
+def test_with_several_kept_a_better_value_at_a_lower_step_is_still_the_newest(tmp_path, summary):
+    writer = LowestCheckpointFileWriter(tmp_path, "loss", keep=2)
+    for step, value in ((20, 2.0), (30, 1.0), (25, 0.5)):
+        writer(summary(step, eval={"loss": value}))
+    writer.close()
+    # Step 30 is the second best, but readers would take it for the best.
+    assert read(LowestCheckpointFileReader, tmp_path, summary) == 25
+
+
 def test_the_best_value_of_an_earlier_run_is_printed(tmp_path, summary, capsys):
     write(LowestCheckpointFileWriter, tmp_path, summary, [0.5, 0.25])
     assert not capsys.readouterr().out
