@@ -5,8 +5,10 @@ Root may do everything, so the commands run without its powers over files.
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -98,3 +100,12 @@ def test_what_is_forbidden_is_one_line_and_no_damage(
     (run / place).chmod(0o700)
     # Above all, the step is not quarantined.
     assert entries(run) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="test_hostile_runs.py has no powers of root anyway")
+def test_readers_survive_hostile_runs_without_the_powers_of_root(ordinary_user):
+    file = pathlib.Path(__file__).with_name("test_hostile_runs.py")
+    command = [*ordinary_user, sys.executable, "-m", "pytest", "-n0", "-q", "-mnot slow", file]
+    tests = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert tests.returncode == 0, tests.stdout

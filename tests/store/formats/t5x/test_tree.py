@@ -182,6 +182,12 @@ def test_what_cannot_be_read_back_is_refused_at_save(tmp_path, item, params):
     assert writer.steps() == []
 
 
+def test_a_tree_that_would_be_read_as_an_array_is_refused(tmp_path):
+    chunked = {"__msgpack_chunked_array__": True, "shape": {"0": 1}, "chunks": {"0": np.ones(1)}}
+    with pytest.raises(ValueError, match=r"Leaf 'a/.*' cannot be stored .* would be read as"):
+        t5x.check_readable(tmp_path / "checkpoint", {"a": chunked, "b": np.ones(2)})
+
+
 def test_uint16_with_axes_is_refused_because_it_would_be_read_as_bfloat16(tmp_path):
     tree = {"target": {"w": np.ones(2, np.uint16)}, "state": {"step": 1}}
     with pytest.raises(ValueError, match="uint16"):
