@@ -134,9 +134,9 @@ def test_a_notebook_has_one_bar_and_no_lines(summary, monkeypatch):
     updates, lines = [], []
     monkeypatch.setattr(bar, "_update_bar", lambda step, note: updates.append((step, note)))
     monkeypatch.setattr(bar, "_print", lines.append)
-    for step in (2, 4, 6):
+    for step in (1, 2, 4, 6, 8):
         bar(summary(step, train={"loss": 0.5}, eval={"accuracy": 0.75}))
-    assert [step for step, _ in updates] == [2, 4, 6]
+    assert [step for step, _ in updates] == [1, 2, 4, 6, 8]
     assert "eval accuracy 0.75" in updates[-1][1]
     assert lines == []
 

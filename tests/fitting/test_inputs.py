@@ -123,3 +123,11 @@ def test_examples_of_a_dataset_are_batched():
 def test_something_else_is_refused():
     with pytest.raises(TypeError, match=r"data must be arrays, a pattern.*got int"):
         inputs.as_dataset(3)
+
+
+def test_a_mistyped_or_missing_target_is_named():
+    table = {"a": np.arange(4.0), "kind": np.array(["x", "y", "x", "y"])}
+    with pytest.raises(DataError, match=r"no field 'kid'. Did you mean 'kind'\? It has a, kind"):
+        inputs.as_dataset(table, targets="kid")
+    with pytest.raises(DataError, match=r"Name the one to predict, such as targets='kind'"):
+        inputs.as_dataset(table)

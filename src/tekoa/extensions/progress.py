@@ -31,7 +31,7 @@ _NOT_SHOWN = (
 class ProgressBar:
     """Shows steps, rates, time left, the loss and the first metrics of validation.
 
-    The last line is a small curve of the losses.
+    The last line is a small curve of the losses; not in notebooks, which have pictures.
 
     Args:
         n_steps: Total number of steps, or None if unknown.
@@ -153,7 +153,8 @@ class ProgressBar:
         if self._bar is not None:
             self._bar[0].stop()
             self._bar = None
-        curves = {name: x for name, x in self._losses.items() if len(x) >= _MIN_POINTS}
+        losses = {} if self._console.is_jupyter else self._losses
+        curves = {name: x for name, x in losses.items() if len(x) >= _MIN_POINTS}
         for name, values in curves.items():
             text = f"{sparkline(values)}  {values[0]:.4g} to {values[-1]:.4g}"
             self._print(f"{name:<{max(map(len, curves))}}  {text}")

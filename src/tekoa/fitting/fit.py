@@ -129,6 +129,11 @@ def fit(
     valid_data = None
     if isinstance(validation, float):
         train_data, valid_data = data_lib.divide(train_data, validation, seed)
+    elif isinstance(validation, int):
+        raise ValueError(
+            f"validation must be data, or a fraction of the training data such as 0.1; got "
+            f"{validation}."
+        )
     elif validation is not None:
         valid_data = data_lib.as_dataset(
             validation, inputs=inputs, targets=targets, classes=train_data.classes

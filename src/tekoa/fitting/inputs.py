@@ -146,7 +146,7 @@ def as_dataset(
         )
     split = batch_lib.split_batch
     if inputs is not None or targets is not None:
-        split = _named_split(inputs, targets, fields=None)
+        split = _named_split(inputs, targets)
     return Dataset(ready=data, split=split, inputs=inputs, targets=targets)
 
 
@@ -230,10 +230,17 @@ def _dataset_of_fields(
         return Dataset(source=source)
     if inputs is None and targets is None:
         pair = next((pair for pair in _USUAL_PAIRS if names.issuperset(pair)), None)
+        if pair is None and (text := [n for n, dtype in dtypes.items() if dtype.kind in "OUS"]):
+            raise DataError(
+                f"The data has the fields {', '.join(dtypes)}, of which {', '.join(text)} hold "
+                f"text. Name the one to predict, such as targets={text[0]!r}."
+            )
         if pair is None:
             return Dataset(source=source)
         inputs, targets = pair
+    _check_names(inputs, targets, dtypes)
     source, classes = _encode_classes(source, targets, classes)
+    _ = source.info  # Reads an example: unknown classes are reported now.
     if inputs is None:
         used = {targets} if isinstance(targets, str) else set(targets or ())
         inputs = [
@@ -244,7 +251,7 @@ def _dataset_of_fields(
                 f"The fields {text} hold text and cannot be inputs. Pass inputs=, with the names "
                 "of the fields to use."
             )
-    split = _named_split(inputs, targets, fields=source.info.dtypes)
+    split = _named_split(inputs, targets)
     return Dataset(source=source, split=split, inputs=inputs, targets=targets, classes=classes)
 
 
@@ -285,16 +292,19 @@ class _ClassNumbers:
         return {**batch, self.field: numbers}
 
 
-def _named_split(
-    inputs: Names | None, targets: Names | None, fields: Iterable[str] | None
-) -> Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]:
-    """Returns a split of dict batches by the names of fields."""
+def _check_names(inputs: Names | None, targets: Names | None, fields: Iterable[str]) -> None:
     for name in (*_as_names(inputs), *_as_names(targets)):
-        if fields is not None and name not in fields:
+        if name not in fields:
             raise DataError(
                 f"The data has no field {name!r}.{messages.did_you_mean(name, fields)} It has "
                 f"{', '.join(fields)}."
             )
+
+
+def _named_split(
+    inputs: Names | None, targets: Names | None
+) -> Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Returns a split of dict batches by the names of fields."""
 
     def split(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         chosen_inputs = inputs
