@@ -125,20 +125,9 @@ def fit(
     >>> result.predict(np.float32([[0.5]])).round(2)
     array([[1.5]], dtype=float32)
     """
-    train_data = data_lib.as_dataset(data, inputs=inputs, targets=targets)
-    valid_data = None
-    if isinstance(validation, float):
-        train_data, valid_data = data_lib.divide(train_data, validation, seed)
-    elif isinstance(validation, int):
-        raise ValueError(
-            f"validation must be data, or a fraction of the training data such as 0.1; got "
-            f"{validation}."
-        )
-    elif validation is not None:
-        valid_data = data_lib.as_dataset(
-            validation, inputs=inputs, targets=targets, classes=train_data.classes
-        )
-        data_lib.check_images(train_data, valid_data)
+    train_data, valid_data = data_lib.as_datasets(
+        data, validation, inputs=inputs, targets=targets, seed=seed
+    )
     checks = _Checks.of(loss_names.find_loss(loss), metrics, valid_data, best, patience, directory)
     batches, n_steps, every = _plan(
         train_data, steps, epochs, batch_size, seed, shuffle, steps_per_check

@@ -150,6 +150,35 @@ def as_dataset(
     return Dataset(ready=data, split=split, inputs=inputs, targets=targets)
 
 
+def as_datasets(
+    data: Any, validation: Any, *, inputs: Names | None, targets: Names | None, seed: int
+) -> tuple[Dataset, Dataset | None]:
+    """Converts the training and validation data of `fit`.
+
+    Args:
+        data: See `fit`.
+        validation: Data, a fraction of the training data, or None.
+        inputs: Names of the input fields.
+        targets: Names of the target fields.
+        seed: Selects the rows of a fraction.
+
+    Raises:
+        ValueError: If validation is a number, but no fraction.
+    """
+    train = as_dataset(data, inputs=inputs, targets=targets)
+    if validation is None:
+        return train, None
+    if isinstance(validation, float):
+        return divide(train, validation, seed)
+    if isinstance(validation, int):
+        raise ValueError(
+            f"validation must be data, or a fraction of it such as 0.1; got {validation}."
+        )
+    valid = as_dataset(validation, inputs=inputs, targets=targets, classes=train.classes)
+    check_images(train, valid)
+    return train, valid
+
+
 def check_images(dataset: Dataset, other: Dataset) -> None:
     """Checks that images in folders have the size of those in the training data.
 
