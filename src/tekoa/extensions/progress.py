@@ -249,6 +249,6 @@ def _values(checkpoint: Checkpoint) -> dict[str, float]:
     others = {f"train {k}": x for k, x in train.items() if not k.startswith("valid_")}
     validation = {k.replace("_", " ", 1): x for k, x in train.items() if k.startswith("valid_")}
     for group, metrics in groups.items():
-        if group not in ("train", "rates"):
+        if group not in ("train", "rates", "system"):
             validation |= {f"{group} {name}": x for name, x in metrics.items()}
     return {**({} if loss is None else {"train loss": loss}), **validation, **others}
