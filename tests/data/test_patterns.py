@@ -63,7 +63,10 @@ def test_kinds_with_different_fields_raise(folder):
         ("{}/a.txt,{}/nothing.txt", r"'.*/nothing.txt' matches no file"),
         ("{}", "It is a directory; add /\\*"),
         ("npz://{}/x.npz", r"'npz://.*x.npz' matches no file"),
-        ("http://x", "unknown scheme 'http'.*'digits', 'dummy', .*'idx', .*'mix', 'npz', 'tfds'"),
+        (
+            "http://x",
+            "unknown scheme 'http'.*'digits', 'dummy', .*'idx', .*'mix', 'npz', 's3', 'tfds'",
+        ),
         ("seqio://x", "unknown scheme 'seqio'"),
         ("", "has an empty part"),
         ("{}/a.txt,", "has an empty part"),

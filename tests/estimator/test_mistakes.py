@@ -42,7 +42,7 @@ MISTAKES = {
     "predict into a bucket": (["predict", "mnist", "--pred_output=gs://b/x"], "--pred_output"),
     "cache in a bucket": (["train", "mnist", "--compile_cache=gs://b/x"], "--compile_cache"),
     "model in a bucket": (["train", "gs://bucket/model.py"], "only local paths"),
-    "data in a bucket": (["train", "mnist", "--train_pattern=gs://b/*.npz"], "scheme 'gs'"),
+    "data in a bucket": (["train", "mnist", "--train_pattern=abfs://b/*.npz"], "scheme 'abfs'"),
     "archive in a bucket": (["train", "mnist", "--train_pattern=npz://gs://b/x"], "local paths"),
     "images in a bucket": (
         ["train", "mnist", "--train_pattern=idx://gs://b/split=train"],

@@ -34,7 +34,6 @@ TAKERS = {
     "ProfilerTrace": lambda: ProfilerTrace(URL, start_step=1, n_steps=1),
     "data.load of npz": lambda: data.load(f"npz://{URL}"),
     "data.load of idx": lambda: data.load(f"idx://{URL}/split=train"),
-    "data.tokens": lambda: data.tokens(URL, None, 8),
     "vocabulary": lambda: data.tokens("text.txt", URL, 8),
 }
 

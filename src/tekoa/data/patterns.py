@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tekoa.core import files as core_files
-from tekoa.data import mixing
+from tekoa.data import mixing, remote
 from tekoa.data.readers import huggingface, lines, records, shards, tables, tfds
 from tekoa.data.readers.base import DataError, Info, RandomAccess, Reader, RowRequest
 from tekoa.data.readers.images import arrays, folders
@@ -28,7 +28,8 @@ def load(pattern: Pattern) -> Source:
             `images://DIR/size=64`, `tfds://NAME/split=train`, `hf://DIR/split=train`, `dummy://`),
             a path or glob of .jsonl, .csv, .parquet, .npz, .tfrecord, .array_record, .tar, image
             or text files, a directory of images, several of them separated by commas, or a list;
-            or a mixture, `mix://WEIGHT*PATTERN; WEIGHT*PATTERN`.
+            or a mixture, `mix://WEIGHT*PATTERN; WEIGHT*PATTERN`. Files and globs may be in an
+            object store: `s3://BUCKET/*.jsonl`, `gs://BUCKET/*.jsonl`.
 
     Returns:
         A source of all examples, one file after the other. It is empty for `dummy://`, which
@@ -83,12 +84,14 @@ def _expand(piece: str) -> list[str]:
     kind, rest = scheme.groups()
     if kind == "dummy":
         return []
+    if kind in remote.SCHEMES:
+        return remote.fetch(piece)
     if kind == "npz":
         return [f"npz://{path}" for path in _match_files(rest, piece)]
     if kind not in _SCHEMES:
         raise DataError(
             f"The data pattern {piece!r} has the unknown scheme {kind!r}. The schemes are "
-            f"{sorted([*_SCHEMES, 'dummy', 'mix'])}; for files, use their paths."
+            f"{sorted([*_SCHEMES, *remote.SCHEMES, 'dummy', 'mix'])}; for files, use their paths."
         )
     return [piece]
 
