@@ -9,7 +9,7 @@ and recomputes, so the actual peak is usually lower than the estimate.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
@@ -50,12 +50,42 @@ def peak_bytes(
     return _peak(_jaxpr(traced), [_split(spec, x.ndim) for spec, x in leaves], sizes)[1]
 
 
+class Held(NamedTuple):
+    """What holds memory at the peak of a computation.
+
+    Attributes:
+        n_bytes: Its size.
+        aval: Shape and dtype; None for everything inside a loop.
+        equation: The equation that computes it.
+    """
+
+    n_bytes: int
+    aval: Any
+    equation: Any
+
+
+def held_at_peak(fn: Callable[..., Any], args: Sequence[Any]) -> list[Held]:
+    """Estimates what is in memory at the peak on one device, largest first.
+
+    Arguments and results of the function are left out.
+
+    Args:
+        fn: A function of trees of arrays.
+        args: Its arguments, or their shapes.
+    """
+    traced = jax.make_jaxpr(fn)(*args)
+    splits = [_split((), x.ndim) for x in jax.tree.leaves(tuple(args))]
+    _, _, held = _peak(_jaxpr(traced), splits, {})
+    return sorted(held, key=lambda h: -h.n_bytes)
+
+
 @dataclasses.dataclass(eq=False)
 class _Value:
     """An array of the computation."""
 
     aval: Any  # Its shape and dtype.
     split: Split = ()
+    equation: Any = None  # The equation that computes it; None for arguments and constants.
     last_use: int = -1  # Index of the last operation that uses it; -1 if there is none.
     is_stored: bool = False  # Whether it is an array in memory.
 
@@ -72,11 +102,14 @@ class _Operation:
     params: Mapping[str, Any]
     inputs: list[_Value]
     outputs: list[_Value]
+    equation: Any
     inside: int = 0
 
 
-def _peak(jaxpr: core.Jaxpr, splits: Sequence[Split], sizes: Sizes) -> tuple[list[Split], int]:
-    """Returns how the results are split, and the peak in bytes."""
+def _peak(
+    jaxpr: core.Jaxpr, splits: Sequence[Split], sizes: Sizes
+) -> tuple[list[Split], int, list[Held]]:
+    """Returns how the results are split, the peak in bytes, and what is held there."""
     inputs = [_Value(v.aval, split) for v, split in zip(jaxpr.invars, splits, strict=True)]
     operations: list[_Operation] = []
     results = _inline(jaxpr, inputs, operations)
@@ -86,17 +119,24 @@ def _peak(jaxpr: core.Jaxpr, splits: Sequence[Split], sizes: Sizes) -> tuple[lis
         _split_backwards(operation, sizes)
     _set_last_uses(operations, results)
     in_results = _with_sources(operations, results)
-    freed_after: dict[int, int] = {}
+    freed_after: dict[int, list[_Value]] = {}
+    alive: dict[_Value, int] = {}
     n_alive = peak = 0
+    held: list[Held] = []
     for i, operation in enumerate(operations):
         for value in operation.outputs:
             if value.last_use > i and value.is_stored and value not in in_results:
                 n_bytes = _n_bytes(value, sizes)
                 n_alive += n_bytes
-                freed_after[value.last_use] = freed_after.get(value.last_use, 0) + n_bytes
-        peak = max(peak, n_alive + operation.inside)
-        n_alive -= freed_after.pop(i, 0)
-    return [value.split for value in results], peak
+                alive[value] = n_bytes
+                freed_after.setdefault(value.last_use, []).append(value)
+        if n_alive + operation.inside > peak:
+            peak = n_alive + operation.inside
+            held = [Held(n, value.aval, value.equation) for value, n in alive.items()]
+            if operation.inside:
+                held.append(Held(operation.inside, None, operation.equation))
+        n_alive -= sum(alive.pop(value) for value in freed_after.pop(i, []))
+    return [value.split for value in results], peak, held
 
 
 def _inline(jaxpr: core.Jaxpr, inputs: list[_Value], operations: list[_Operation]) -> list[_Value]:
@@ -115,8 +155,8 @@ def _inline(jaxpr: core.Jaxpr, inputs: list[_Value], operations: list[_Operation
         if is_call and isinstance(inner, core.Jaxpr) and len(inner.invars) == len(arguments):
             outputs = _inline(inner, arguments, operations)
         else:
-            outputs = [_Value(var.aval) for var in eqn.outvars]
-            operations.append(_Operation(eqn.primitive.name, eqn.params, arguments, outputs))
+            outputs = [_Value(var.aval, equation=eqn) for var in eqn.outvars]
+            operations.append(_Operation(eqn.primitive.name, eqn.params, arguments, outputs, eqn))
         values.update(zip(eqn.outvars, outputs, strict=True))
     return [value_of(atom) for atom in jaxpr.outvars]
 
@@ -160,14 +200,14 @@ def _set_splits(operation: _Operation, sizes: Sizes) -> None:
         case "scan":
             carries, n_carry = _of_scan(operation)
             inner = [*inputs[: carries.stop], *(split[1:] for split in inputs[carries.stop :])]
-            results, operation.inside = _peak(_jaxpr(params["jaxpr"]), inner, sizes)
+            results, operation.inside, _ = _peak(_jaxpr(params["jaxpr"]), inner, sizes)
             splits = [*results[:n_carry], *(((), *split) for split in results[n_carry:])]
         case "while":
             body = inputs[params["cond_nconsts"] :]
-            splits, operation.inside = _peak(_jaxpr(params["body_jaxpr"]), body, sizes)
+            splits, operation.inside, _ = _peak(_jaxpr(params["body_jaxpr"]), body, sizes)
         case "cond":
             branches = [_peak(_jaxpr(branch), inputs[1:], sizes) for branch in params["branches"]]
-            splits, operation.inside = branches[0][0], max(peak for _, peak in branches)
+            splits, operation.inside = branches[0][0], max(peak for _, peak, _ in branches)
         case name:
             rule = _RULES.get(name, _elementwise)
             splits = [rule(operation, out) for out in operation.outputs]

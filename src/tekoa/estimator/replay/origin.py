@@ -9,7 +9,6 @@ as the exponential of a mask of minus infinity, are not part of that path, so th
 import dataclasses
 import pathlib
 import re
-import sysconfig
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +19,8 @@ from jax.extend import core as jax_core
 
 import tekoa
 
-_SITE = pathlib.Path(sysconfig.get_paths()["purelib"])
+# The parts of a path that mark the code of installed packages.
+_PACKAGES = {"site-packages", "dist-packages"}
 _PACKAGE = pathlib.Path(tekoa.__file__).parent
 # Files of the package that are a user's model as well.
 _MODELS = (_PACKAGE / "models", _PACKAGE / "recipes")
@@ -216,33 +216,33 @@ def _stack(values: Sequence[_Value]) -> _Value:
 
 
 def _describe(event: _Event) -> Origin:
-    file, line = _user_line(event.equation.source_info)
+    file, line = user_line(event.equation.source_info)
     floats = [operand.array for operand in event.operands if _is_float(operand.array)]
     return Origin(
         operation=event.equation.primitive.name,
         file=file,
         line=line,
-        layer=_layer(event.names),
+        layer=layer_of(event.names),
         is_backward="transpose(" in event.names,
         operands=tuple(map(describe_array, floats)),
         result=", ".join(describe_array(x) for x in event.results),
     )
 
 
-def _user_line(source_info: Any) -> tuple[str, int]:
+def user_line(source_info: Any) -> tuple[str, int]:
     """Returns the innermost line of code that belongs to no package."""
     for frame in getattr(source_info.traceback, "frames", ()):
         path = pathlib.Path(frame.file_name)
-        is_package = path.is_relative_to(_SITE) or path.is_relative_to(_PACKAGE)
+        is_package = bool(_PACKAGES & {*path.parts}) or path.is_relative_to(_PACKAGE)
         if path.is_absolute() and (not is_package or path.parent in _MODELS):
             return str(path), frame.line_num
     return "", 0
 
 
-def _layer(names: str) -> str:
+def layer_of(names: str) -> str:
     """Returns the names of modules without the names of transformations.
 
-    >>> _layer('transpose(jvp(Model))/Dense_0')
+    >>> layer_of('transpose(jvp(Model))/Dense_0')
     'Model/Dense_0'
     """
     return re.sub(r"/+", "/", re.sub(r"\w+\(|\)", "", names)).strip("/")

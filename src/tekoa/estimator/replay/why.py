@@ -6,7 +6,9 @@ and whether the step would be good in float32, without those examples, or at hal
 If no step is bad, it looks for the checkpoint at which the loss rose most. The run does not change.
 
 Flags:
-  --step=N  look at this step; by default the first bad one is found
+  --step=N     look at this step; by default the first bad one is found
+  --memory     show what is in memory at the peak of a step, for a run that ran out of memory
+  --page=FILE  write the page of the run, as `tekoa page` does, with this diagnosis
 
 Exit codes: 0 if a cause was found, 1 if nothing is wrong.
 
@@ -26,13 +28,15 @@ from tekoa.core import trees
 from tekoa.core.state import TrainState
 from tekoa.estimator.replay import arguments as arguments_lib
 from tekoa.estimator.replay import origin as origins
+from tekoa.estimator.replay import peak
 from tekoa.estimator.replay.origin import Origin
 from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
+from tekoa.estimator.report import page
 from tekoa.loop.train import TrainLoop
 from tekoa.store.formats import step as steps
 from tekoa.store.read import load
 
-USAGE = "tekoa why RUN [--step=N]"
+USAGE = "tekoa why RUN [--step=N] [--memory] [--page=FILE]"
 # After the last checkpoint, a run that stopped at NaN fails within one step.
 _N_STEPS_AFTER = 3
 _N_STEPS_AT_HALF_RATE = 200
@@ -97,7 +101,11 @@ class Diagnosis:
 
 
 def why(
-    directory: str | os.PathLike[str], make_loop: MakeLoop | None = None, *, step: int | None = None
+    directory: str | os.PathLike[str],
+    make_loop: MakeLoop | None = None,
+    *,
+    step: int | None = None,
+    memory: bool = False,
 ) -> Diagnosis:
     """Explains the first step of a run that is not finite. The run does not change.
 
@@ -105,11 +113,17 @@ def why(
         directory: The directory of the run.
         make_loop: As for `replay`.
         step: The step to explain; by default the first bad one is found.
+        memory: Whether to explain the memory of a step instead, for a run that ran out of it.
 
     Raises:
         ReplayError: If the step cannot be replayed.
     """
     replayer = Replayer(directory, make_loop)
+    if memory:
+        # Where it began: at the end there may be no more data.
+        first = 0 if replayer.starts_from_scratch else min(replayer.stored, default=0)
+        loop = replayer.loop_at(first)
+        return Diagnosis(step=None, findings=tuple(peak.explain(loop)))
     if step is not None:
         loop = replayer.loop_at(step - 1)
         return _diagnose(replayer, loop)
@@ -123,12 +137,18 @@ def run_why(arguments: Sequence[str]) -> int:
     """Runs the command and returns the exit code."""
     parser = arguments_lib.Arguments("why", "RUN")
     parser.add_argument("--step", type=arguments_lib.step)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--page", metavar="FILE")
     parsed = parser.parse(arguments)
     if parsed.step == 0:
         raise ReplayError("Step 0 is the initial state: steps are counted from 1.")
+    if parsed.step is not None and parsed.memory:
+        raise ReplayError("All steps need the same memory: leave out --step or --memory.")
     with arguments_lib.compiled_once():
-        result = why(parsed.RUN, step=parsed.step)
+        result = why(parsed.RUN, step=parsed.step, memory=parsed.memory)
     print(result)
+    if parsed.page is not None:
+        print(f"Wrote {page.write_page(parsed.RUN, parsed.page, diagnosis=str(result))}.")
     return 0 if result.step is not None or result.findings else 1
 
 

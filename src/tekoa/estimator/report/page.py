@@ -50,14 +50,22 @@ def run_page(directories: Sequence[str], config: RunConfig) -> int:
     return code
 
 
-def write_page(directory: str | os.PathLike[str], out: str | None = None) -> pathlib.Path:
+def write_page(
+    directory: str | os.PathLike[str], out: str | None = None, *, diagnosis: str = ""
+) -> pathlib.Path:
     """Writes the page of a run; see `run_page`.
+
+    Args:
+        directory: The directory of the run.
+        out: The file to write.
+        diagnosis: What `tekoa why` says about the run, to show first.
 
     Returns:
         The file that was written.
     """
     runs = _gather(_run_directories([os.fspath(directory)]), RunConfig())
-    return _write(_render(runs), runs, out)
+    text = render(runs[0], diagnosis=diagnosis) if diagnosis else _render(runs)
+    return _write(text, runs, out)
 
 
 def _write(text: str, runs: Sequence[RunFacts], out: str | None) -> pathlib.Path:
@@ -119,8 +127,8 @@ def _default_target(runs: Sequence[RunFacts]) -> pathlib.Path:
     return cwd / ("runs.html" if len(runs) > 1 else f"{directory.name}.html")
 
 
-def render(facts: RunFacts, *, is_live: bool = False) -> str:
-    """Returns the page of one run as HTML."""
+def render(facts: RunFacts, *, is_live: bool = False, diagnosis: str = "") -> str:
+    """Returns the page of one run as HTML, with the diagnosis of `tekoa why` if there is one."""
     title = html.escape(facts.directory.name)
     elements = [
         _head(facts, title),
@@ -130,6 +138,7 @@ def render(facts: RunFacts, *, is_live: bool = False) -> str:
             for name, value, note in _tiles(facts)
         ),
         "</div>",
+        f"<h2>Diagnosis</h2><pre>{html.escape(diagnosis)}</pre>" if diagnosis else "",
         "<h2>Curves</h2><p>The legend shows the last value of each curve; a ring marks the best "
         "checkpoint.</p>",
         sections.curves(facts),
