@@ -200,3 +200,75 @@ def test_a_scan_of_steps_computes_what_single_steps_compute():
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert (int(state.step), output.gradients_l2norm) == (3, None)
     assert float(output.loss) == pytest.approx(float(outputs[-1].loss), rel=1e-6)
+
+
+@pytest.mark.parametrize("remat", ["everything", "dots", jax.checkpoint_policies.dots_saveable])
+def test_remat_computes_again_and_changes_no_result(remat):
+    def apply(params, variables, inputs, *, rng, train):
+        x = inputs[0]
+        keep = jax.random.bernoulli(rng, 0.5, x.shape)
+        for w in params["w"]:
+            x = jnp.sin(x @ w) * keep
+        return x, variables
+
+    model = ModelFns(init=lambda rng, inputs: (WEIGHTS, {}), apply=apply)
+    batch = (jnp.ones((4, 3)), jnp.ones((4, 3)))
+    state = steps.init_state(model, optax.sgd(0.1), jax.random.key(0), inputs=(batch[0],))
+
+    def make(**options):
+        return steps.make_train_step(model, mse, optax.sgd(0.1), **options)
+
+    def count_sines(step):
+        return str(jax.make_jaxpr(step)(state, batch)).count("sin ")
+
+    plain, again = make(), make(remat=remat)
+    assert_trees_close(again(state, batch)[0].params, plain(state, batch)[0].params)
+    assert count_sines(again) > count_sines(plain)
+
+
+def assert_trees_close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), a, b)
+
+
+WEIGHTS = {"w": list(np.random.default_rng(0).normal(size=(3, 3, 3)).astype(np.float32))}
+
+
+def linear_step(optimizer, **options):
+    model = ModelFns(
+        init=lambda rng, inputs: ({"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}, {}),
+        apply=lambda p, v, inputs, *, rng, train: (inputs[0] @ p["w"] + p["b"], v),
+    )
+    batch = (jnp.ones((4, 3)), jnp.zeros((4, 2)))
+    state = steps.init_state(model, optimizer, jax.random.key(0), inputs=(batch[0],))
+    step = steps.make_train_step(model, mse, optimizer, **options)
+    return state, *step(state, batch)
+
+
+def test_clipping_is_that_of_optax():
+    before, _, output = linear_step(optax.sgd(0.1))
+    norm = float(output.gradients_l2norm)
+    for clip_norm in (norm / 3, norm * 3):
+        expected = optax.chain(optax.clip_by_global_norm(clip_norm), optax.sgd(0.1))
+        _, clipped, output = linear_step(optax.sgd(0.1), clip_norm=clip_norm)
+        assert float(output.gradients_l2norm) == pytest.approx(norm)
+        assert_trees_close(clipped.params, linear_step(expected)[1].params)
+    assert before.step == 0
+
+
+def test_noise_has_its_deviation_and_differs_by_step_only():
+    plain, noisy, again = (
+        linear_step(optax.sgd(1.0), **options)[1].params
+        for options in ({}, {"grad_noise": 0.5}, {"grad_noise": 0.5})
+    )
+    assert_trees_close(noisy, again)
+    noise = np.concatenate([np.ravel(noisy[k] - plain[k]) for k in ("w", "b")])
+    assert 0.2 < noise.std() < 0.9
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"remat": "dot"}, "remat must be"), ({"clip_norm": 0}, "clip_norm must be positive")],
+)
+def test_wrong_switches_are_refused(option, message):
+    with pytest.raises(ValueError, match=message):
+        linear_step(optax.sgd(0.1), **option)

@@ -38,8 +38,8 @@ def make_train_step(
 ) -> steps.Step:
     """Creates `step(state, batch) -> (state, StepOutput)`, a pure function for any library's model.
 
-    The options are `accumulate`, `ema`, `precision`, `on_nan`, `keep_grads`, `split` and
-    `reduction`, as described in [Loops](loops.md).
+    The options are `accumulate`, `ema`, `precision`, `on_nan`, `keep_grads`, `split`, `reduction`,
+    `remat`, `clip_norm` and `grad_noise`, as described in [Loops](loops.md).
     """
     fns = any_model.as_model_fns(model)
     return steps.make_train_step(fns, loss, _transformation(optimizer, fns), **options)

@@ -6,7 +6,7 @@ functions; everything above the bridges uses only this record.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from tekoa.core import trees
 from tekoa.core.trees import PyTree
 
 Variables = Mapping[str, PyTree]
+
+Remat = Literal["dots", "everything"] | Callable[..., Any]
 
 UNTRAINED = "untrained"
 
@@ -58,6 +60,34 @@ class ModelFns:
     merge: Callable[[PyTree, Variables], Any] | None = None
     axes: Callable[[Any, tuple[Any, ...]], Mapping[trees.Name, tuple[Any, ...]]] | None = None
     native: Callable[[PyTree], PyTree] | None = None
+
+
+def with_remat(model: ModelFns, remat: Remat) -> ModelFns:
+    """Returns a model that computes activations again for its gradient instead of storing them.
+
+    Args:
+        model: The model.
+        remat: "everything"; "dots", to keep the results of products with weights; or a policy of
+            `jax.checkpoint_policies`.
+
+    Raises:
+        ValueError: If it is another word.
+    """
+    policies = {
+        "everything": jax.checkpoint_policies.nothing_saveable,
+        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    }
+    if isinstance(remat, str) and remat not in policies:
+        raise ValueError(f"remat must be 'dots', 'everything' or a policy, got {remat!r}.")
+    policy = policies[remat] if isinstance(remat, str) else remat
+
+    def apply(params: PyTree, variables: Variables, inputs: Any, *, rng: Any, train: bool) -> Any:
+        def run(*args: Any) -> Any:
+            return model.apply(*args[:3], rng=args[3], train=train)
+
+        return jax.checkpoint(run, policy=policy)(params, variables, inputs, rng)
+
+    return dataclasses.replace(model, apply=apply)
 
 
 def run_model(

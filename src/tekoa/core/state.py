@@ -94,7 +94,7 @@ class StepOutput:
 
     Attributes:
         loss: The loss of this step's batch, before the update.
-        gradients_l2norm: Norm of the gradients passed to the optimizer, or None if not computed.
+        gradients_l2norm: Norm of the gradients before clipping, or None if not computed.
         weights_l2norm: Norm of the updated parameters, or None if not computed.
         grads: The gradients themselves if requested, else None.
     """

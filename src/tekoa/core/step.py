@@ -15,10 +15,11 @@ import optax.contrib
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
 from tekoa.core.loss.reduction import Reduction
-from tekoa.core.model import ModelFns, Variables, cast_like, run_model
+from tekoa.core.model import ModelFns, Remat, Variables, cast_like, run_model, with_remat
 from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.trees import PyTree
 
+_NOISE = 0x6E6F6973
 Step = Callable[[TrainState, Any], tuple[TrainState, StepOutput]]
 
 
@@ -93,6 +94,9 @@ def make_train_step(
     keep_grads: bool = False,
     split: objective.Split = batches.split_batch,
     reduction: Reduction = "auto",
+    remat: Remat | None = None,
+    clip_norm: float | None = None,
+    grad_noise: float | None = None,
 ) -> Step:
     """Creates the training step.
 
@@ -114,6 +118,10 @@ def make_train_step(
         split: Separates the inputs of a batch from its targets.
         reduction: Whether the loss is a "mean" or a "sum" over rows; only used to accumulate.
             "auto" finds out by evaluating the loss on a few made-up rows.
+        remat: Which activations are computed again for the gradient, to save memory: "everything",
+            "dots" for all but products with weights, or a policy of `jax.checkpoint_policies`.
+        clip_norm: If the norm of all gradients is larger, they are scaled down to it.
+        grad_noise: Standard deviation of normal noise that is added to the gradients.
 
     Returns:
         `step(state, batch) -> (state, StepOutput)`, a pure function. With `accumulate`, it raises
@@ -129,6 +137,9 @@ def make_train_step(
         raise ValueError(f"accumulate must be 1 or more, got {accumulate}.")
     if ema is not None and not 0 <= ema < 1:
         raise ValueError(f"ema must be in [0, 1), got {ema}.")
+    _check_positive(clip_norm=clip_norm, grad_noise=grad_noise)
+    if remat is not None:
+        model = with_remat(model, remat)
     loss_of = objective.Objective(
         model, loss, precision=precision, split=split, reduction=reduction
     )
@@ -140,12 +151,13 @@ def make_train_step(
         rng = jax.random.fold_in(state.rng, state.step)
         inputs = objective.merge_carry(state.variables, state.carry), batch, rng
         value, grads, variables, means = value_and_grad(state.params, *inputs)
+        shaped = _shaped(grads, rng, clip_norm, grad_noise)
         updates, opt_state = tx.update(
-            grads,
+            shaped,
             state.opt_state,
             state.params,
             value=value,
-            grad=grads,
+            grad=shaped,
             value_fn=lambda params: value_alone(params, *inputs),
         )
         params = trees.shard_like(state.params, optax.apply_updates(state.params, updates))
@@ -177,6 +189,22 @@ def make_train_step(
         )
 
     return step
+
+
+def _shaped(grads: PyTree, rng: jax.Array, clip_norm: float | None, noise: float | None) -> PyTree:
+    """Returns the gradients with noise, if any, after clipping."""
+    if clip_norm is not None:
+        scale = jnp.minimum(1.0, clip_norm / jnp.maximum(trees.global_norm(grads), 1e-30))
+        grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
+    if noise is None:
+        return grads
+    leaves, treedef = jax.tree.flatten(grads)
+    # Not the key of the model's own randomness.
+    keys = jax.random.split(jax.random.fold_in(rng, _NOISE), len(leaves))
+    return treedef.unflatten(
+        g + jnp.asarray(noise, g.dtype) * jax.random.normal(key, g.shape, g.dtype)
+        for g, key in zip(leaves, keys, strict=True)
+    )
 
 
 def scan_steps(step: Step) -> Step:
@@ -328,6 +356,12 @@ def _check_params(params: PyTree) -> None:
                 f"Parameter {name!r} has dtype {jnp.result_type(leaf)}, but only floating point "
                 "arrays can be trained. Move it to the model's other variables."
             )
+
+
+def _check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}.")
 
 
 def _check_choice(name: str, value: Any, choices: Any) -> None:

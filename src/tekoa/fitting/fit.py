@@ -11,6 +11,7 @@ import jax
 
 from tekoa import hosts
 from tekoa.core import nonfinite, objective
+from tekoa.core.model import Remat
 from tekoa.extensions import (
     best_files,
     checkpoint_files,
@@ -63,6 +64,9 @@ def fit(
     precision: objective.Precision = "float32",
     accumulate: int = 1,
     on_nan: nonfinite.OnNan = "stop",
+    remat: Remat | None = None,
+    clip_norm: float | None = None,
+    grad_noise: float | None = None,
     layout: Layout | None = None,
     seed: int = 0,
     show_progress: bool = True,
@@ -106,6 +110,9 @@ def fit(
         precision: As for `make_train_step`.
         accumulate: As for `make_train_step`.
         on_nan: As for `TrainLoop`.
+        remat: As for `make_train_step`.
+        clip_norm: As for `make_train_step`.
+        grad_noise: As for `make_train_step`.
         layout: As for `TrainLoop`.
         seed: Seed of all randomness: order of the data, dropout, initial parameters.
         show_progress: Whether to show a progress bar and one line per validation.
@@ -144,6 +151,9 @@ def fit(
                 data=batches,
                 apply=apply,
                 split=train_data.split,
+                remat=remat,
+                clip_norm=clip_norm,
+                grad_noise=grad_noise,
             ),
             n_steps=n_steps,
             n_steps_per_checkpoint=every,

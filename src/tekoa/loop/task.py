@@ -19,7 +19,7 @@ from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
 from tekoa.core import step as steps
 from tekoa.core.loss.reduction import Reduction
-from tekoa.core.model import ModelFns
+from tekoa.core.model import ModelFns, Remat
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.optim import groups
@@ -51,6 +51,7 @@ class TrainTask:
             table of pattern to True or False, of which the first match wins; a tree of booleans
             like the parameters; `fn(name, array)`; or for an NNX module a filter such as
             `nnx.LoRA`. The others stay as they are and have no optimizer state.
+        remat: As for `make_train_step`, like `clip_norm` and `grad_noise`.
         step: A step of one's own, with `init` and in place of model, loss and optimizer:
             `step(state, batch, rng) -> (state, metrics)`, pure. Metrics are numbers by name.
         init: `init(rng, batch)` returns the state for `step`: any tree of arrays, which may
@@ -70,14 +71,17 @@ class TrainTask:
     targets: str | Sequence[str] | None = None
     reduction: Reduction = "auto"
     trainable: Any = None
+    remat: Remat | None = None
+    clip_norm: float | None = None
+    grad_noise: float | None = None
     step: Callable[..., Any] | None = None
     init: Callable[..., Any] | None = None
 
     def __post_init__(self):
         _check_present(self, "optimizer" if self.step is None else "init", "data")
-        others = (self.apply, self.optimizer, self.loss, self.trainable)
-        if self.step is not None and any(other is not None for other in others):
-            raise TypeError("TrainTask(step=) replaces apply, optimizer, loss and trainable.")
+        names = ("apply", "optimizer", "loss", "trainable", "remat", "clip_norm", "grad_noise")
+        if self.step is not None and any(getattr(self, name) is not None for name in names):
+            raise TypeError(f"TrainTask(step=) replaces {', '.join(names)}.")
         object.__setattr__(self, "split", _split_of(self))
 
 
@@ -325,6 +329,9 @@ class ModelTraining:
             task.optimizer,
             split=task.split,
             reduction=task.reduction,
+            remat=task.remat,
+            clip_norm=task.clip_norm,
+            grad_noise=task.grad_noise,
             keep_grads=keep_grads,
             **dataclasses.asdict(options),
         )

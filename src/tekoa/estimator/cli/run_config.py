@@ -162,6 +162,17 @@ class RunConfig:
     precision: Literal["float32", "bf16"] = _flag(
         "float32", "float32, or bf16 to compute in bfloat16", "train plan"
     )
+    remat: Literal["dots", "everything"] | None = _flag(
+        None,
+        "activations to compute again to save memory: everything, or all but dots",
+        "train plan",
+    )
+    clip_norm: float | None = _flag(
+        None, "scale gradients down if their norm is larger", "train plan", least=0
+    )
+    grad_noise: float | None = _flag(
+        None, "standard deviation of noise on the gradients", "train plan", least=0
+    )
     on_nan: Literal["stop", "skip", "count", "ignore"] = _flag(
         "stop", "what to do on NaN or Inf: stop, skip, count or ignore", "train"
     )

@@ -57,6 +57,9 @@ class ShortProgram:
             data=batches,
             split=experiment.split,
             reduction=experiment.reduction,
+            remat=self._config.remat,
+            clip_norm=self._config.clip_norm or None,
+            grad_noise=self._config.grad_noise or None,
         )
         return TrainParts(
             model=experiment.model,
