@@ -1,8 +1,8 @@
 """Compares `fit` with the same `TrainLoop`, both with and without their files.
 
 Run: python bench/fit.py [--models mlp cnn] [--rounds 9]
-Both train from scratch in turn, on the same batches, and check five times. Compiled programs are
-reused from the first round on, so that steps, checks and files are measured.
+Both train from scratch in turn, on the same batches, stop on signals, and check five times.
+Compiled programs are reused from the first round on, so that steps, checks and files are measured.
 """
 
 import argparse
@@ -72,8 +72,9 @@ def with_loop(name, directories):
                 tekoa.CheckpointFileWriter(path),
             ]
         process = tekoa.serial(*stages)
-        for checkpoint in loop:
-            process(checkpoint)
+        with tekoa.stop_flag() as loop.stop_flag:
+            for checkpoint in loop:
+                process(checkpoint)
         for stage in stages:
             stage.close()
 
