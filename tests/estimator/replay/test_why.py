@@ -152,6 +152,12 @@ def test_the_command_finds_nothing_in_a_good_run(trained, capsys):
     assert "Step 7 is finite." in capsys.readouterr().out
 
 
+def test_a_good_run_of_a_long_model_file_is_not_accused(tmp_path):
+    flags = ["--max_train_steps=20", "--noprogress"]
+    assert main.main(["train", "linear_regression", f"--model_dir={tmp_path}/run", *flags]) == 0
+    assert str(tekoa.why(tmp_path / "run")) == "All steps are finite."
+
+
 def test_a_loss_that_varies_close_to_zero_is_not_a_spike(tmp_path):
     """As of a model that has learned its data by heart."""
     losses = {4: 1.5, 8: 5e-4, 12: 1.3e-2, 16: 2e-4}

@@ -54,7 +54,7 @@ class Diagnosis:
         step: The first bad step; None if there is none.
         origin: Where the first NaN or Inf began.
         input_name: The leaf of the state or batch that was not finite before the step, if so.
-        loss: The loss of the step.
+        loss: The loss of the step; None for a model file in the long form.
         gradients: The parameters whose gradients are not finite, in the order of the state.
         rows: The rows of the batch that cause it alone; empty if none does, or all do.
         row_text: Describes the first of these rows.
@@ -64,7 +64,7 @@ class Diagnosis:
     step: int | None
     origin: Origin | None = None
     input_name: str = ""
-    loss: float = float("nan")
+    loss: float | None = None
     gradients: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     row_text: str = ""
@@ -74,7 +74,8 @@ class Diagnosis:
         """Returns the diagnosis as text."""
         lines = list(self.findings)
         if self.step is not None:
-            lines = [f"Step {self.step} is not finite: the loss is {self.loss:.6g}.", *self._text()]
+            loss = "" if self.loss is None else f": the loss is {self.loss:.6g}"
+            lines = [f"Step {self.step} is not finite{loss}.", *self._text()]
         return "\n".join(lines) or "All steps are finite."
 
     def _text(self) -> list[str]:
@@ -83,7 +84,8 @@ class Diagnosis:
         if self.input_name:
             lines.append(f"It began before the step: {self.input_name} is not finite.")
         elif where is not None:
-            is_gradient = where.is_backward or np.isfinite(self.loss)
+            is_loss_good = self.loss is None or np.isfinite(self.loss)
+            is_gradient = where.is_backward or is_loss_good
             kind = "the gradient of " if is_gradient and self.gradients else ""
             at = f" at {where.file}:{where.line}" if where.file else ""
             layer = f", in {where.layer}" if where.layer else ""
@@ -194,11 +196,15 @@ class _Evaluation:
 
     def __init__(self, loop: TrainLoop, **changes: Any):
         self.step = loop.pure_step(**{"on_nan": "ignore", **changes})
+        # A model file in the long form keeps the value of its loss to itself.
+        self.parts = ["[1].loss", "[1].grads", "[0].params"]
+        if not (has_loss := "loss" in loop.parts[0].reported):
+            self.parts.remove("[1].loss")
 
         @jax.jit
         def evaluate(state: TrainState, batch: Any) -> tuple[Any, Any, list[jax.Array]]:
             after, output = self.step(state, batch)
-            checked = [output.loss, output.grads, after.params]
+            checked = [output.loss if has_loss else (), output.grads, after.params]
             return after, output, [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(checked)]
 
         self.evaluate = evaluate
@@ -211,7 +217,7 @@ def _diagnose(replayer: Replayer, loop: TrainLoop) -> Diagnosis:
     state, batch, evaluation = loop.state, loop.peek_batch(), _Evaluation(loop)
     _, output, _ = evaluation.evaluate(state, batch)
     where = None
-    for part in ("[1].loss", "[1].grads", "[0].params"):
+    for part in evaluation.parts:
         where = where or origins.find_origin(
             evaluation.step, (state, batch), lambda path, part=part: path.startswith(part)
         )
@@ -228,7 +234,7 @@ def _diagnose(replayer: Replayer, loop: TrainLoop) -> Diagnosis:
         step=loop.step + 1,
         origin=where,
         input_name=_input_name(where, state, batch),
-        loss=float(output.loss),
+        loss=float(output.loss) if "[1].loss" in evaluation.parts else None,
         gradients=tuple("/".join(n) for n, x in gradients.items() if not jnp.isfinite(x).all()),
         rows=tuple(rows),
         row_text=_row_text(batch, rows[0]) if rows else "",
