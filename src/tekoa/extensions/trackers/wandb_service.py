@@ -119,10 +119,11 @@ def _last_offline_step(directory: pathlib.Path, run_id: str) -> int:
 
 def offline_points(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the step and the values of all points in the file of an offline run."""
-    from wandb.proto import wandb_internal_pb2
-
+    messages: Any = _extras.require(
+        "wandb.proto.wandb_internal_pb2", extra="wandb", what="--track=wandb"
+    )
     for data in _records(path.read_bytes()):
-        record: Any = wandb_internal_pb2.Record.FromString(data)  # pyright: ignore
+        record = messages.Record.FromString(data)
         if record.WhichOneof("record_type") == "history":
             values = {
                 item.key or "/".join(item.nested_key): json.loads(item.value_json)
