@@ -16,7 +16,7 @@ from tekoa.testing import count_compilations
 pytestmark = pytest.mark.slow
 
 V, ROWS, LENGTH = 32, 8, 8
-SPLIT = functools.partial(transformer_lm.shift_tokens, start_id=0)
+SPLIT = functools.partial(transformer_lm.model_inputs, start_id=0)
 
 
 def tokens(n):

@@ -21,7 +21,6 @@ from tekoa.core import trees
 from tekoa.optim import restart
 from tekoa.optim.amos import slots, transform
 from tekoa.optim.scales import auto
-from tekoa.optim.scales.roles import Role
 from tekoa.optim.scales.table import ScaleRow, ScaleTable
 
 Tail = Literal["cosine", "linear", "constant"]
@@ -52,7 +51,8 @@ class SphereRule:
         branch_depth_power: Power of that proportion for kernels in residual branches: each
             branch changes only a part of what the next ones see.
         divides_added: Whether the steps of biases, shifts and positions are divided by their
-            rms like those of kernels. Otherwise they are several times smaller.
+            rms like those of kernels, except single numbers. Otherwise they are several times
+            smaller.
         branch_power: The kernels at the ends of n residual branches have their scale divided
             by n to this power.
         restarts: Whether the moments start again after the first step. It rescales the
@@ -91,16 +91,18 @@ class SphereRule:
         share = min(1.0, self.full_depth / max(table.depth, 1))
         return share**self.branch_depth_power if row.role.is_kernel and row.in_branch else share
 
-    def is_divided(self, role: Role) -> bool:
+    def is_divided(self, row: ScaleRow) -> bool:
         """Whether the direction of a parameter's step is divided by its rms."""
+        role = row.role
         if role.kind in ("added", "placed"):
-            return self.divides_added
+            # Divided by its own size, a single number would keep only the sign of its step.
+            return self.divides_added and any(row.shape[i] > 1 for i in _own_axes(row))
         return role.is_kernel and not (self.row_radius and role.kind == "looked up")
 
     def to_scale(self, u: jax.Array, row: ScaleRow, table: ScaleTable) -> jax.Array:
         """Rescales the direction of a step to the parameter's scale."""
         size = jnp.asarray(self.scale(row) * self.factor(row, table), u.dtype)
-        if not self.is_divided(row.role):
+        if not self.is_divided(row):
             return size * u
         return u * (size / jnp.maximum(_rms(u, _own_axes(row)), max(self.min_rms, _FLOOR)))
 
@@ -245,7 +247,7 @@ def step_size(
 
     >>> size = step_size(100, c=1.0, warmup=0.1)
     >>> [round(float(size(i)), 3) for i in (0, 9, 99, 100)]
-    [0.01, 0.1, 0.0, 0.0]
+    [0.01, 0.1, 0.001, 0.0]
     """
     if n_steps is None or not n_steps > 0:
         raise ValueError(

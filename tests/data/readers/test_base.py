@@ -53,3 +53,13 @@ def test_text_stays_an_object(value):
     array = base.as_array(value)
     assert array.shape == ()
     assert array[()] == value
+
+
+def test_a_field_that_is_missing_is_named_with_those_there_are():
+    info = base.describe("table.csv", {"width": np.zeros(2), "height": np.zeros(2)})
+    with pytest.raises(
+        base.DataError, match=r"table\.csv has no field 'image', only width, height"
+    ):
+        info.shapes["image"]
+    assert "image" not in info.dtypes
+    assert info.dtypes.get("image") is None

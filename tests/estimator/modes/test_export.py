@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import tekoa
 from tekoa.estimator.cli.main import main
 
 
@@ -36,6 +37,20 @@ def test_weights_and_program_of_a_run(run_dir, tmp_path, monkeypatch, capsys):
     flags = ["--max_train_steps=1", "--noprogress", "--model_dir=warm"]
     assert main(["train", "mnist", "--checkpoint_path=tiny.safetensors", *flags]) == 0
     assert "loaded 8 of 8 arrays" in capsys.readouterr().out
+
+
+def test_program_of_a_run_in_the_long_form(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "m.stablehlo"
+    flags = ["--max_train_steps=2", "--noprogress", f"--model_dir={run}"]
+    assert main(["train", "linear_regression", *flags]) == 0
+    [kernel] = [
+        x for x in jax.tree.leaves(tekoa.load_checkpoint(run)["model_params"]) if x.ndim == 2
+    ]
+    for path in (run, run / "checkpoint_2"):
+        assert main(["export", str(path), f"--out={out}"]) == 0
+        program = jax.export.deserialize(bytearray(out.read_bytes()))
+        outputs = program.call(np.eye(10, dtype=np.float32))
+        np.testing.assert_allclose(outputs[1:] - outputs[:1], kernel[1:] - kernel[:1], atol=1e-6)
 
 
 @pytest.mark.parametrize(

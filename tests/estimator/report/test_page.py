@@ -125,7 +125,14 @@ def test_run_without_points_has_a_page(tmp_path):
     write_page(tmp_path, tmp_path / "p.html")
     text = (tmp_path / "p.html").read_text()
     assert "No points yet" in text
+    assert "m in <code>" in text
     assert "incomplete" in text
+
+
+def test_page_of_a_run_without_a_model_file_names_its_directory_only(tmp_path):
+    (tmp_path / "run.json").write_text('{"n_steps": 100}')
+    write_page(tmp_path, tmp_path / "p.html")
+    assert '<p class="sub"><code>' in (tmp_path / "p.html").read_text()
 
 
 def test_page_needs_no_jax(trained):

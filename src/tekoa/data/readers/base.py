@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tekoa.core import messages
+
 Batch = dict[str, np.ndarray]
 Example = dict[str, Any]
 
@@ -67,6 +69,24 @@ class Info:
     n_classes: int | None = None
     value_range: tuple[float, float] | None = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("shapes", "dtypes"):
+            object.__setattr__(self, name, _Fields(getattr(self, name), self.name))
+
+
+class _Fields(dict[str, Any]):
+    """What is known about each field; a model that needs another one is told which there are."""
+
+    def __init__(self, fields: Mapping[str, Any], source: str):
+        super().__init__(fields)
+        self._source = source
+
+    def __missing__(self, name: str) -> Any:
+        raise DataError(
+            f"{self._source} has no field {name!r}, only {messages.some_of(list(self))}. Name a "
+            "field that is there in the model file, or use other data."
+        )
 
 
 class RowRequest(NamedTuple):

@@ -13,6 +13,7 @@ from tekoa.estimator.replay.record import Start, read_record
 from tekoa.estimator.run import run as runs
 from tekoa.exchange import export, trained
 from tekoa.exchange.export import PROGRAMS, SUFFIXES, Format
+from tekoa.store.formats.step import find, is_step
 
 # How training was divided over devices; a program runs on one.
 _LAYOUT_FLAGS = (
@@ -41,7 +42,8 @@ def run_export(directory: str, config: RunConfig) -> int:
     try:
         if target.format in PROGRAMS:
             run = _open_run(start, target.format)
-            infer, inputs = program_of(run, "predict").inference(str(path))
+            step_dir = path if is_step(path) else find(path, weights.step)
+            infer, inputs = program_of(run, "predict").inference(str(step_dir))
             export.write_program(
                 target.path,
                 target.format,

@@ -164,14 +164,15 @@ def render(facts: RunFacts, *, is_live: bool = False, diagnosis: str = "") -> st
 
 def _head(facts: RunFacts, title: str) -> str:
     css_class, state = sections.state_of(facts)
-    model = html.escape(str(facts.record.get("model", "unknown model")))
+    model = facts.record.get("model")  # Only the command knows a name.
+    origin = f"{html.escape(str(model))} in " if model else ""
     place = html.escape(str(_relative(facts.directory)))
     total = facts.record.get("n_steps") or facts.end_step
     percent = 100 * min(1.0, facts.step / total) if total else 0
     bar = f'<div style="width:{percent:.1f}%"></div>' if total else ""
     return (
         f'<h1>{title}<span class="state {css_class}">{state}</span></h1>'
-        f'<p class="sub">{model} in <code>{place}</code></p>'
+        f'<p class="sub">{origin}<code>{place}</code></p>'
         f'<div class="bar">{bar}</div>'
     )
 
