@@ -45,8 +45,8 @@ def main():
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params, opt_state, batch):
-        value, grads = jax.value_and_grad(
-            lambda p: mnist.loss(model.apply({"params": p}, batch["image"]), batch)
+        (value, _), grads = jax.value_and_grad(
+            lambda p: mnist.loss(model.apply({"params": p}, batch["image"]), batch), has_aux=True
         )(params)
         updates, opt_state = tx.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
