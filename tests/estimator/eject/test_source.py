@@ -55,3 +55,9 @@ def test_other_names_of_tekoa_are_refused(use):
     text = f"{imports}\n\ndef experiment(config, data):\n    return {use}\n"
     with pytest.raises(UsageError, match=r"model\.py, line 6"):
         read_model(text, "model.py")
+
+
+def test_arguments_that_the_ejected_amos_lacks_are_refused():
+    text = TEXT.replace("({}))", "({}), beta=0.9, momentum=0.9)")
+    with pytest.raises(UsageError, match=r"model\.py, line 23: Amos with momentum"):
+        read_model(text, "model.py")

@@ -16,6 +16,8 @@ _STAND_INS = {
     "amos": "",
     "params_fn_from_assign_map": "",
 }
+# The arguments of `pieces.AMOS`.
+_AMOS_ARGUMENTS = {"learning_rate", "eta_fn", "shape_fn", "beta", "clip_value"}
 # Parts of a model file that the ejected file replaces.
 _REPLACED = ("get_config", "open_data", "DEFAULTS", "ALWAYS")
 
@@ -69,6 +71,8 @@ def read_model(text: str, file: str) -> ModelSource:
                 imports.append(ast.unparse(_alone(node, alias)))
     code = "\n\n\n".join(segments[node] for node in nodes)
     names = _tekoa_names(nodes, own, file)
+    if "amos" in names:
+        _check_amos(nodes, own, file)
     code = re.sub(r"\btekoa\.(?=amos\b)", "", code)
     return ModelSource(
         imports=tuple(dict.fromkeys(imports)),
@@ -100,6 +104,23 @@ def _tekoa_names(nodes: Sequence[ast.stmt], own: Mapping[str, str], file: str) -
                 )
             names.add(name)
     return names
+
+
+def _check_amos(nodes: Sequence[ast.stmt], own: Mapping[str, str], file: str) -> None:
+    """Checks that Amos is called with the arguments that the ejected form of it has."""
+    for call in (part for node in nodes for part in ast.walk(node) if isinstance(part, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else _name_of(call.func)
+        if own.get(name, name) != "amos":
+            continue
+        if others := sorted({str(keyword.arg) for keyword in call.keywords} - _AMOS_ARGUMENTS):
+            raise UsageError(
+                f"{file}, line {call.lineno}: Amos with {', '.join(others)} has no plain "
+                "equivalent, so this run cannot be ejected."
+            )
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _segments(tree: ast.Module, lines: Sequence[str]) -> Iterator[tuple[ast.stmt, str]]:
