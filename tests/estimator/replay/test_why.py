@@ -1,5 +1,6 @@
 import dataclasses
 import importlib.util
+import json
 import pathlib
 
 import jax
@@ -160,12 +161,19 @@ def test_a_good_run_of_a_long_model_file_is_not_accused(tmp_path):
 
 def test_a_loss_that_varies_close_to_zero_is_not_a_spike(tmp_path):
     """As of a model that has learned its data by heart."""
-    losses = {4: 1.5, 8: 5e-4, 12: 1.3e-2, 16: 2e-4}
+    losses = {8: 5e-4, 12: 1.3e-2, 16: 2e-4}
     with tekoa.store.Store(tmp_path, keep=[tekoa.store.KeepLast(9)]) as store:
         for step, loss in losses.items():
             params = {"w": jnp.ones(2)}
             store.save(step, {"model_params": params}, metrics={"train/loss": loss})
-    assert why._spikes(Replayer(tmp_path, lambda read: None)) == []
+    replayer = Replayer(tmp_path, lambda read: None)
+    assert why._spikes(replayer)  # As if the run had begun at a loss of 5e-4.
+    lines = [
+        json.dumps({"step": 2, "train/loss": 1.5}),
+        json.dumps({"step": 8, "train/loss": 5e-4}),
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert why._spikes(replayer) == []
 
 
 def test_a_spike_is_reported_with_the_layer_that_changed(tmp_path):

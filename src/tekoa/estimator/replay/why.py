@@ -32,6 +32,7 @@ from tekoa.estimator.replay import peak
 from tekoa.estimator.replay.origin import Origin
 from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
 from tekoa.estimator.report import page
+from tekoa.extensions import metrics_file
 from tekoa.loop.train import TrainLoop
 from tekoa.store.formats import step as steps
 from tekoa.store.read import load
@@ -335,7 +336,11 @@ def _spikes(replayer: Replayer) -> list[str]:
     if not pairs:
         return []
     before, after = max(pairs, key=lambda pair: losses[pair[1]] / max(losses[pair[0]], 1e-30))
-    first = next(iter(losses.values()))
+    # The first checkpoints may be removed by now; their losses are still in the file.
+    rows = metrics_file.read_metrics_file(replayer.directory / metrics_file.FILE_NAME)
+    first = next(
+        (row["train/loss"] for row in rows if row.get("train/loss")), next(iter(losses.values()))
+    )
     if losses[after] < max(_SPIKE * losses[before], _SPIKE_OF_FIRST * first):
         return []
     norms = [_norms(replayer, step) for step in (before, after)]
