@@ -24,7 +24,7 @@ from tekoa.core.model import ModelFns as ModelFns
 from tekoa.core.nonfinite import NonFiniteError as NonFiniteError
 from tekoa.core.state import StepOutput as StepOutput
 from tekoa.core.state import TrainState as TrainState
-from tekoa.core.step import moving_average as moving_average
+from tekoa.core.update.average import moving_average as moving_average
 from tekoa.data.readers.base import DataError as DataError
 from tekoa.estimator.eject.eject import eject as eject
 from tekoa.estimator.model_file.experiment import Experiment as Experiment

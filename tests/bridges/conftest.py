@@ -15,7 +15,10 @@ def train():
     def run(fns, n, *, loss=lambda out, y: ((out - y) ** 2).mean(), data=None, **options):
         tx = optax.adam(1e-2)
         data = data or _data()
-        state = steps.init_state(fns, tx, jax.random.key(0), inputs=(data[0][0],))
+        precision = options.get("precision", "float32")
+        state = steps.init_state(
+            fns, tx, jax.random.key(0), inputs=(data[0][0],), precision=precision
+        )
         step = jax.jit(steps.make_train_step(fns, loss, tx, **options), donate_argnums=0)
         losses = []
         for i in range(n):

@@ -200,7 +200,8 @@ def test_base_is_matched_by_name_and_checked():
         lora(LinenModel(), base={"body": trained["body"]}).init(jax.random.key(0), (X,))
 
 
-def test_bfloat16_computes_in_bfloat16_and_trains_in_float32(train):
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_adapted_models_compute_in_16_bits_and_train_in_float32(train, precision, dtype):
     dtypes_in_call = []
 
     def apply(params, x):
@@ -208,8 +209,8 @@ def test_bfloat16_computes_in_bfloat16_and_trains_in_float32(train):
         return x @ params["w"] + params["b"]
 
     model = any_model.as_model_fns({"w": jnp.ones((8, 3)), "b": jnp.zeros(3)}, apply)
-    state, losses = train(lora(model, rank=1), 3, precision="bf16")
-    assert {jnp.dtype("bfloat16")} in dtypes_in_call
+    state, losses = train(lora(model, rank=1), 8, precision=precision)
+    assert {jnp.dtype(dtype)} in dtypes_in_call
     assert losses[-1] < losses[0]
     dtypes = {x.dtype.name for x in jax.tree.leaves((state.params, state.variables["frozen"]))}
     assert dtypes == {"float32"}

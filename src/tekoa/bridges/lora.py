@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from tekoa.bridges import any_model
 from tekoa.core import messages, rules, trees
 from tekoa.core.model import ModelFns, Variables
+from tekoa.core.objective import HALVES
 from tekoa.core.trees import PyTree
 
 Treatment = Literal["adapt", "train", "freeze"]
@@ -207,12 +208,13 @@ def _merge_weights(
     frozen = rest.pop(FROZEN)
     trained = trees.named_leaves(params)
     # Mixed precision casts the parameters; the frozen weights then follow the adapters.
-    is_lowered = any(leaf.dtype == jnp.bfloat16 for name, leaf in trained.items() if name[-1] == A)
+    adapters = {leaf.dtype for name, leaf in trained.items() if name[-1] == A}
+    half = next((dtype for dtype in HALVES.values() if jnp.dtype(dtype) in adapters), None)
 
     def weight(name: trees.Name, leaf: Any) -> Any:
         if leaf is None:
             return trained[name]
-        dtype = jnp.bfloat16 if is_lowered and leaf.dtype == jnp.float32 else leaf.dtype
+        dtype = half if half is not None and leaf.dtype == jnp.float32 else leaf.dtype
         if (*name, A) in trained:
             a, b = trained[*name, A], trained[*name, B]
             change = _product(a, b, trees.wide_dtype(leaf))

@@ -1,15 +1,18 @@
 """Optimizers of other kinds as optax transformations over plain trees of parameters."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
 import optax
 
+from tekoa import hosts
+from tekoa.bridges import lora
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
-from tekoa.optim import named
+from tekoa.optim import groups, named
+from tekoa.optim.scales.table import ScaleTable
 from tekoa.optim.triples import convert
 
 
@@ -101,3 +104,40 @@ def _like(tree: PyTree, values: PyTree) -> PyTree:
     return jax.tree.unflatten(
         jax.tree.structure(tree), [leaves[name] for name in trees.leaf_names(tree)]
     )
+
+
+def resolve_named(
+    optimizer: Any,
+    find_table: Callable[[], ScaleTable],
+    n_steps: int | None,
+    saved: Mapping[str, Any] | None,
+) -> str:
+    """Chooses an optimizer that is named, with the same scales on every process.
+
+    Returns:
+        One line about the choice; nothing if the optimizer is not a name.
+
+    Raises:
+        ValueError: If the optimizer moves parameters by their scales, and these are adapters.
+    """
+    chosen = groups.by_name(optimizer)
+    if chosen is None:
+        return ""
+
+    def find_common_table() -> ScaleTable:
+        table = find_table()
+        if any(row.name[-1] == lora.A for row in table):
+            raise ValueError(
+                "Optimizers such as 'auto' move parameters by the scale of weights trained from "
+                "scratch, which is too far for adapters. Choose one of optax, such as 'adamw'."
+            )
+        # Every process has other rows, but all must use the same scales.
+        return table.with_etas(hosts.current().broadcast("scales", table.etas))
+
+    return chosen.resolve(find_common_table, n_steps=n_steps, saved=saved)
+
+
+def facts_of(optimizer: Any) -> dict[str, Any]:
+    """Returns what a resumed run needs to choose the same optimizer; empty if it has no name."""
+    chosen = groups.by_name(optimizer)
+    return {} if chosen is None else {"optimizer": chosen.facts}

@@ -25,8 +25,8 @@ def init_state(
 ) -> TrainState:
     """Creates the state before the first step, for a model of any library.
 
-    The options are `ema`, which adds a moving average of the parameters, and `metric_names`, the
-    metrics that the loss returns.
+    The options are `ema`, which adds a moving average of the parameters, `metric_names`, the
+    metrics that the loss returns, and `precision`, which must be that of the step.
     """
     fns = any_model.as_model_fns(model)
     return steps.init_state(fns, _transformation(optimizer, fns), rng, inputs=inputs, **options)

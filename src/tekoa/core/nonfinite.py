@@ -5,7 +5,7 @@ leaves the state unchanged, and its record is part of the state.
 """
 
 import math
-from typing import Literal
+from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from tekoa.core import trees
 from tekoa.core.state import Health, TrainState
 
 OnNan = Literal["stop", "skip", "count", "ignore"]
+Tree = TypeVar("Tree")
 
 
 class NonFiniteError(FloatingPointError):
@@ -53,7 +54,7 @@ def select_finite(
     first = Health(old.health.n_bad + 1, old.step + 1, value.astype(jnp.float32), leaf)
     health = jax.tree.map(lambda a, b: jnp.where(is_first, b, a), old.health, first)
     health = health._replace(n_bad=old.health.n_bad + is_bad)
-    selected = _select((is_bad | was_bad) if on_nan == "stop" else is_bad, old, new)
+    selected = select((is_bad | was_bad) if on_nan == "stop" else is_bad, old, new)
     step = selected.step if on_nan == "stop" else new.step
     return selected.replace(step=step, health=health)
 
@@ -73,8 +74,8 @@ def all_finite_since(n_bad: jax.Array, state: TrainState, on_nan: OnNan) -> jax.
     return was_finite & (state.health.n_bad == n_bad) & are_finite
 
 
-def _select(is_old: jax.Array, old: TrainState, new: TrainState) -> TrainState:
-    """Returns one of two states; arrays that are the same in both are not copied."""
+def select(is_old: jax.Array, old: Tree, new: Tree) -> Tree:
+    """Returns one of two trees; arrays that are the same in both are not copied."""
     leaves, treedef = jax.tree.flatten(new)
     pairs = list(zip(jax.tree.leaves(old), leaves, strict=True))
     changed = [i for i, (a, b) in enumerate(pairs) if a is not b]

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 
 from tekoa.core import batch as batches
 from tekoa.core import metrics
+from tekoa.core.loss import scale as loss_scale
 from tekoa.core.loss.reduction import LOSS, Reduction, find_reductions, split_metrics
 from tekoa.core.model import UNTRAINED, ModelFns, Variables, cast_like, run_model
 from tekoa.core.trees import PyTree
 
-Precision = Literal["float32", "bf16"]
+Precision = Literal["float32", "bf16", "fp16"]
+HALVES = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 Loss = Callable[..., Any]
 Split = Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
 
@@ -57,21 +59,21 @@ class Objective:
 
     def _forward(self, params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
         """Returns the model's outputs, the targets, and the changed variables."""
-        is_lowered = self.precision == "bf16"
+        half = HALVES.get(self.precision)
 
         def lower(tree: PyTree) -> PyTree:
-            return _cast(tree, jnp.float32, jnp.bfloat16) if is_lowered else tree
+            return tree if half is None else _cast(tree, jnp.float32, half)
 
         inputs, targets = self.split(batch)
-        # Running averages stay float32: bfloat16 would lose their small updates.
+        # Running averages stay float32: 16 bits would lose their small updates.
         lowered = {k: lower(v) if k in (CARRY, UNTRAINED) else v for k, v in variables.items()}
         outputs, changed = run_model(
             self.model, lower(params), lowered, lower(inputs), rng=rng, train=True
         )
         if UNTRAINED in variables:
             changed[UNTRAINED] = variables[UNTRAINED]
-        if is_lowered:
-            outputs = _cast(outputs, jnp.bfloat16, jnp.float32)
+        if half is not None:
+            outputs = _cast(outputs, half, jnp.float32)
             changed = cast_like(dict(variables), changed, "variables")
         return outputs, targets, changed
 
@@ -123,16 +125,28 @@ def _read_loss(value: Any, n_rows: int) -> tuple[metrics.Mean, dict[str, metrics
 
 
 def make_value_and_grad(objective: Objective, n_parts: int) -> Callable[..., Any]:
-    """Creates `f(params, variables, batch, rng) -> (loss, gradients, variables, metrics)`.
+    """Creates `f(params, variables, batch, rng, scale) -> (loss, gradients, variables, metrics)`.
+
+    The `scale`, if not None, is that of the loss while gradients are computed; the results are
+    those of the loss without it.
 
     Args:
         objective: The loss.
         n_parts: Number of microbatches. They run one after the other, so only the
             activations of one are in memory.
     """
-    part = jax.value_and_grad(objective, has_aux=True)
 
-    def value_and_grad(params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
+    def value_and_grad(
+        params: PyTree,
+        variables: Variables,
+        batch: Any,
+        rng: jax.Array,
+        scale: jax.Array | None = None,
+    ):
+        if scale is None:
+            part = jax.value_and_grad(objective, has_aux=True)
+        else:
+            part = loss_scale.scaled_value_and_grad(objective, scale)
         if n_parts == 1:
             (total, (count, variables, means)), grads = part(params, variables, batch, rng)
         else:

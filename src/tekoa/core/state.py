@@ -25,13 +25,22 @@ class Health(NamedTuple):
         return cls(n_bad, first_step, jnp.zeros((), jnp.float32), jnp.full((), -1, jnp.int32))
 
 
+class LossScale(NamedTuple):
+    """The scale of the loss in training in float16; see `core.loss.scale`."""
+
+    scale: jax.Array  # Factor of the loss.
+    n_good: jax.Array  # Steps since the scale last changed.
+    n_overflows: jax.Array  # Steps that skipped their update because the scale was too large.
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
     """Everything that a step reads and writes, and all that a resumed run restores.
 
     Attributes:
-        step: Completed optimizer steps, int32. Steps skipped by `on_nan="skip"` count.
+        step: Completed optimizer steps, int32. Steps skipped by `on_nan="skip"` count,
+            and so do those that only lower the loss scale.
         params: The trainable parameters.
         variables: The model's other collections, without the carry.
         opt_state: The optimizer's state.
@@ -40,6 +49,7 @@ class TrainState:
         rng: The root key; step k uses it folded with k.
         sums: Metrics summed since they were last read.
         health: The record of NaN and Inf.
+        loss_scale: The scale of the loss with `precision="fp16"`, else None.
     """
 
     step: jax.Array
@@ -51,6 +61,7 @@ class TrainState:
     rng: jax.Array
     sums: dict[str, metrics.Mean]
     health: Health
+    loss_scale: LossScale | None = None
 
     @classmethod
     def of_parts(

@@ -10,16 +10,16 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
+from tekoa.core.loss import scale as loss_scale
 from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import ModelFns, Remat, Variables, cast_like, run_model, with_remat
 from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.trees import PyTree
+from tekoa.core.update import average, gradients
 
-_NOISE = 0x6E6F6973
 Step = Callable[[TrainState, Any], tuple[TrainState, StepOutput]]
 
 
@@ -31,6 +31,7 @@ def init_state(
     inputs: tuple[Any, ...],
     ema: float | None = None,
     metric_names: tuple[str, ...] = (),
+    precision: objective.Precision = "float32",
 ) -> TrainState:
     """Creates the state before the first step.
 
@@ -43,6 +44,7 @@ def init_state(
         ema: If set, the state has a moving average of the parameters.
         metric_names: Names of the metrics that the loss returns besides its value, and "loss" for
             the mean of the loss itself.
+        precision: With "fp16", the state has the scale of the loss.
 
     Raises:
         TypeError: If a parameter is not a floating point array.
@@ -55,8 +57,8 @@ def init_state(
     @jax.jit  # One program instead of one per leaf and operation.
     def make(params: PyTree, variables: Variables, carry: PyTree, rng: jax.Array) -> TrainState:
         opt_state = optimizer.init(params)
-        _check_ema(ema, opt_state)
-        has_average = ema is not None or is_schedule_free(opt_state)
+        average.check_ema(ema, opt_state)
+        has_average = ema is not None or average.is_schedule_free(opt_state)
         state = TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
@@ -67,6 +69,7 @@ def init_state(
             rng=rng,
             sums=metrics.zeros(dict.fromkeys(metric_names)),
             health=Health.zero(),
+            loss_scale=loss_scale.initial() if precision == "fp16" else None,
         )
         return jax.tree.map(donatable_copy, state)
 
@@ -110,7 +113,8 @@ def make_train_step(
         accumulate: Number of microbatches whose gradients are accumulated for one update. The
             result is that of the full batch, for a loss that is a mean or a sum over rows.
         ema: Decay of the moving average of the parameters, updated once per step.
-        precision: "bf16" runs the model in bfloat16; parameters and slots stay float32.
+        precision: "bf16" runs the model in bfloat16, "fp16" in float16 with a dynamic scale of the
+            loss; parameters and slots stay float32.
         on_nan: What to do at NaN or Inf in loss, gradients or update. "stop" keeps the state of
             the last good step in this and all later steps; "skip" omits the update; "count"
             applies it and counts the step; "ignore" applies it.
@@ -133,11 +137,7 @@ def make_train_step(
     _check_choice("reduction", reduction, Reduction)
     _check_choice("on_nan", on_nan, nonfinite.OnNan)
     _check_choice("precision", precision, objective.Precision)
-    if accumulate < 1:
-        raise ValueError(f"accumulate must be 1 or more, got {accumulate}.")
-    if ema is not None and not 0 <= ema < 1:
-        raise ValueError(f"ema must be in [0, 1), got {ema}.")
-    _check_positive(clip_norm=clip_norm, grad_noise=grad_noise)
+    _check_ranges(accumulate=accumulate, ema=ema, clip_norm=clip_norm, grad_noise=grad_noise)
     if remat is not None:
         model = with_remat(model, remat)
     loss_of = objective.Objective(
@@ -150,34 +150,34 @@ def make_train_step(
     def step(state: TrainState, batch: Any) -> tuple[TrainState, StepOutput]:
         rng = jax.random.fold_in(state.rng, state.step)
         inputs = objective.merge_carry(state.variables, state.carry), batch, rng
-        value, grads, variables, means = value_and_grad(state.params, *inputs)
-        shaped = _shaped(grads, rng, clip_norm, grad_noise)
-        updates, opt_state = tx.update(
-            shaped,
-            state.opt_state,
-            state.params,
-            value=value,
-            grad=shaped,
-            value_fn=lambda params: value_alone(params, *inputs),
+        scale = loss_scale.scale_of(state) if precision == "fp16" else None
+        value, grads, variables, means = value_and_grad(state.params, *inputs, scale)
+        params, opt_state = _update(
+            tx,
+            state,
+            gradients.shape_gradients(grads, rng, clip_norm=clip_norm, noise=grad_noise),
+            value,
+            lambda params: value_alone(params, *inputs),
         )
-        params = trees.shard_like(state.params, optax.apply_updates(state.params, updates))
         variables, carry = objective.split_carry(variables)
         new = state.replace(
             step=state.step + 1,
             params=params,
             variables=variables,
-            opt_state=trees.shard_like(
-                state.opt_state, cast_like(state.opt_state, opt_state, "optimizer state")
-            ),
-            average=updated_average(state.average, params, ema, opt_state),
+            opt_state=opt_state,
+            average=average.updated_average(state.average, params, ema, opt_state),
             carry=carry,
             sums=_add_metrics(state.sums, means),
         )
+        are_finite = trees.are_finite(grads)
+        if scale is not None:
+            new, are_finite = loss_scale.skip_overflow(state, new, value, are_finite)
+        params = new.params
         new = nonfinite.select_finite(
             state,
             new,
             value=value,
-            grads=trees.are_finite(grads),
+            grads=are_finite,
             params=trees.are_finite(params),
             on_nan=on_nan,
         )
@@ -191,20 +191,20 @@ def make_train_step(
     return step
 
 
-def _shaped(grads: PyTree, rng: jax.Array, clip_norm: float | None, noise: float | None) -> PyTree:
-    """Returns the gradients with noise, if any, after clipping."""
-    if clip_norm is not None:
-        scale = jnp.minimum(1.0, clip_norm / jnp.maximum(trees.global_norm(grads), 1e-30))
-        grads = jax.tree.map(lambda g: (g * scale).astype(g.dtype), grads)
-    if noise is None:
-        return grads
-    leaves, treedef = jax.tree.flatten(grads)
-    # Not the key of the model's own randomness.
-    keys = jax.random.split(jax.random.fold_in(rng, _NOISE), len(leaves))
-    return treedef.unflatten(
-        g + jnp.asarray(noise, g.dtype) * jax.random.normal(key, g.shape, g.dtype)
-        for g, key in zip(leaves, keys, strict=True)
+def _update(
+    tx: optax.GradientTransformationExtraArgs,
+    state: TrainState,
+    grads: PyTree,
+    value: jax.Array,
+    value_fn: Callable[[PyTree], jax.Array],
+) -> tuple[PyTree, PyTree]:
+    """Returns the parameters and the optimizer state after one update."""
+    updates, opt_state = tx.update(
+        grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
+    params = trees.shard_like(state.params, optax.apply_updates(state.params, updates))
+    opt_state = cast_like(state.opt_state, opt_state, "optimizer state")
+    return params, trees.shard_like(state.opt_state, opt_state)
 
 
 def scan_steps(step: Step) -> Step:
@@ -268,76 +268,6 @@ def make_predict_step(
     return step
 
 
-def updated_average(
-    average: PyTree, params: PyTree, ema: float | None, opt_state: PyTree = ()
-) -> PyTree:
-    """Returns the updated average: a moving one, or that of a Schedule-Free optimizer.
-
-    It is `average` unchanged if `ema` is None and the optimizer is of another kind.
-    """
-    _check_ema(ema, opt_state)
-    if average is not None and is_schedule_free(opt_state):
-        return cast_like(average, schedule_free_params(opt_state, params), "average")
-    if ema is None:
-        return average
-    if average is None:
-        raise ValueError("ema is set, but the state has no average. Use init_state(..., ema=...).")
-    return moving_average(average, params, ema)
-
-
-def is_schedule_free(opt_state: PyTree) -> bool:
-    """Whether a Schedule-Free optimizer is part of an optimizer, such as inside a chain."""
-    return bool(_schedule_free_states(opt_state))
-
-
-def schedule_free_params(opt_state: PyTree, params: PyTree) -> PyTree:
-    """Returns the parameters for evaluation.
-
-    Parameters of other optimizers, in other groups, are returned unchanged.
-
-    >>> tx = optax.chain(optax.clip(1.0), optax.contrib.schedule_free_sgd(0.5, b1=0.9))
-    >>> params = {'w': jax.numpy.ones(())}
-    >>> updates, state = tx.update({'w': jax.numpy.ones(())}, tx.init(params), params)
-    >>> params = optax.apply_updates(params, updates)
-    >>> bool(schedule_free_params(state, params)['w'] == params['w'])
-    True
-    """
-    for state in _schedule_free_states(opt_state):
-        leaves, treedef = jax.tree.flatten(params)
-        # Where this optimizer has no parameter, its state has an empty node.
-        slots = [jax.tree.leaves(z) for z in treedef.flatten_up_to(state.z)]
-        params = treedef.unflatten(
-            optax.contrib.schedule_free_eval_params(state._replace(z=z[0]), leaf) if z else leaf
-            for z, leaf in zip(slots, leaves, strict=True)
-        )
-    return params
-
-
-def _check_ema(ema: float | None, opt_state: PyTree) -> None:
-    """Raises `ValueError` if a moving average would be taken of a Schedule-Free optimizer."""
-    if ema is not None and is_schedule_free(opt_state):
-        raise ValueError(
-            f"ema={ema} cannot be combined with a Schedule-Free optimizer, which is evaluated at "
-            "an average of its own. Leave out ema."
-        )
-
-
-def _schedule_free_states(opt_state: PyTree) -> list[Any]:
-    def is_state(node: Any) -> bool:
-        return isinstance(node, optax.contrib.ScheduleFreeState)
-
-    return [node for node in jax.tree.leaves(opt_state, is_leaf=is_state) if is_state(node)]
-
-
-def moving_average(average: PyTree, params: PyTree, decay: float) -> PyTree:
-    """Computes decay * average + (1 - decay) * params.
-
-    >>> moving_average(jnp.float32(1.0), jnp.float32(2.0), 0.75)
-    Array(1.25, dtype=float32)
-    """
-    return jax.tree.map(lambda a, p: (decay * a + (1 - decay) * p).astype(a.dtype), average, params)
-
-
 def _add_metrics(sums: Mapping[str, metrics.Mean], means: Mapping[str, metrics.Mean]):
     if "loss" not in sums:
         means = {name: mean for name, mean in means.items() if name != "loss"}
@@ -358,8 +288,12 @@ def _check_params(params: PyTree) -> None:
             )
 
 
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
+def _check_ranges(accumulate: int, ema: float | None, **positive: float | None) -> None:
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be 1 or more, got {accumulate}.")
+    if ema is not None and not 0 <= ema < 1:
+        raise ValueError(f"ema must be in [0, 1), got {ema}.")
+    for name, value in positive.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be positive, got {value}.")
 

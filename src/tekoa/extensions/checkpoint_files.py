@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tekoa import hosts
 from tekoa._aliases import accept_aliases
 from tekoa.core import files
-from tekoa.core.state import Health, TrainState
+from tekoa.core.state import Health, LossScale, TrainState
 from tekoa.core.trees import PyTree
 from tekoa.extensions import outbox, run_record
 from tekoa.loop.checkpoint import Checkpoint, as_summary
@@ -32,6 +32,7 @@ _FIELDS = {
     "rng": "rng",
     "sums": "sums",
     "health": "health",
+    "loss_scale": "loss_scale",
 }
 
 
@@ -45,6 +46,8 @@ def state_of(items: Mapping[str, PyTree]) -> TrainState:
     """Creates a state from the items that `items_of` returns."""
     fields = {field: items[item] for item, field in _FIELDS.items()}
     fields["health"] = Health(*fields["health"])
+    if fields["loss_scale"] is not None:
+        fields["loss_scale"] = LossScale(*fields["loss_scale"])
     return TrainState(**fields, step=items["step"])
 
 

@@ -24,7 +24,7 @@ _MIN_COMPILE_SECONDS = 0.1
 # They say how training runs, not how well the model does.
 _NOT_SHOWN = (
     *("last_loss", "gradients_l2norm", "weights_l2norm", "seconds_per_step"),
-    *("skipped_steps", "bad_steps"),
+    *("skipped_steps", "bad_steps", "loss_scale", "overflow_steps"),
 )
 
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from tekoa import hosts
-from tekoa.bridges import any_model, lora, optimizers
+from tekoa.bridges import any_model, optimizers
 from tekoa.bridges.scales import find_scales
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
@@ -22,8 +21,6 @@ from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import ModelFns, Remat
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
-from tekoa.optim import groups
-from tekoa.optim.scales.table import ScaleTable
 
 _log = logging.getLogger("tekoa")
 
@@ -214,43 +211,6 @@ class ChoosesOptimizer(Protocol):
     ) -> None: ...
 
 
-def resolve_named(
-    optimizer: Any,
-    find_table: Callable[[], ScaleTable],
-    n_steps: int | None,
-    saved: Mapping[str, Any] | None,
-) -> str:
-    """Chooses an optimizer that is named, with the same scales on every process.
-
-    Returns:
-        One line about the choice; nothing if the optimizer is not a name.
-
-    Raises:
-        ValueError: If the optimizer moves parameters by their scales, and these are adapters.
-    """
-    chosen = groups.by_name(optimizer)
-    if chosen is None:
-        return ""
-
-    def find_common_table() -> ScaleTable:
-        table = find_table()
-        if any(row.name[-1] == lora.A for row in table):
-            raise ValueError(
-                "Optimizers such as 'auto' move parameters by the scale of weights trained from "
-                "scratch, which is too far for adapters. Choose one of optax, such as 'adamw'."
-            )
-        # Every process has other rows, but all must use the same scales.
-        return table.with_etas(hosts.current().broadcast("scales", table.etas))
-
-    return chosen.resolve(find_common_table, n_steps=n_steps, saved=saved)
-
-
-def facts_of(optimizer: Any) -> dict[str, Any]:
-    """Returns what a resumed run needs to choose the same optimizer; empty if it has no name."""
-    chosen = groups.by_name(optimizer)
-    return {} if chosen is None else {"optimizer": chosen.facts}
-
-
 class ModelTraining:
     """The training of a `TrainTask`.
 
@@ -285,12 +245,12 @@ class ModelTraining:
         """
         task = self._task
         find_table = functools.partial(find_scales, self._fns, task.loss, batch, split=task.split)
-        self.optimizer_line = resolve_named(self._optimizer, find_table, n_steps, saved)
+        self.optimizer_line = optimizers.resolve_named(self._optimizer, find_table, n_steps, saved)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a resumed run needs to choose the same optimizer; empty if it has no name."""
-        return facts_of(self._optimizer)
+        return optimizers.facts_of(self._optimizer)
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return self._task.split(batch)
@@ -315,7 +275,14 @@ class ModelTraining:
 
     def _init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
         task, inputs = self._task, self._inputs(batch)
-        state = steps.init_state(self._fns, task.optimizer, rng, inputs=inputs, ema=options.ema)
+        state = steps.init_state(
+            self._fns,
+            task.optimizer,
+            rng,
+            inputs=inputs,
+            ema=options.ema,
+            precision=options.precision,
+        )
         loss_of = objective.Objective(self._fns, task.loss, split=task.split)
         variables = objective.merge_carry(state.variables, state.carry)
         _, (_, _, means) = jax.eval_shape(loss_of, state.params, variables, batch, state.rng)

@@ -19,14 +19,15 @@ def read_metrics(
     """Waits for the device; returns the metrics of a segment and the number of bad steps.
 
     Metrics are in the group "train": means over the segment's steps, such as "loss", and values of
-    its last step, such as "last_loss". Learning rates that are known, by parameter group, are in
-    "rates": those in the optimizer's state, and that of an optimizer with a name.
+    its last step, such as "last_loss". In float16 they include the scale of the loss and the number
+    of all steps so far that only lowered it. Learning rates that are known, by parameter group,
+    are in "rates": those in the optimizer's state, and that of an optimizer with a name.
     """
     outputs = {name: getattr(segment.output, name) for name in training.reported}
     outputs = {name: value for name, value in outputs.items() if value is not None}
     rates = optim_rates.current_rates(state.opt_state)
-    outputs, rates, sums, n_bad, step = jax.device_get(
-        (outputs, rates, state.sums, state.health.n_bad, state.step)
+    outputs, rates, sums, n_bad, step, scale = jax.device_get(
+        (outputs, rates, state.sums, state.health.n_bad, state.step, state.loss_scale)
     )
     if not rates and isinstance(training, ChoosesOptimizer):
         rate = named.rate_at(training.facts.get("optimizer", {}), int(step))
@@ -36,6 +37,9 @@ def read_metrics(
         "last_loss" if name == "loss" and name in means else name: float(value)
         for name, value in outputs.items()
     }
+    if scale is not None:
+        train["loss_scale"] = float(scale.scale)
+        train["overflow_steps"] = float(scale.n_overflows)
     # The loss first, and then that of the last step.
     metrics = {"train": {**({"loss": means["loss"]} if "loss" in means else {}), **train, **means}}
     if rates:

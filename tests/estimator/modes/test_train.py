@@ -214,6 +214,20 @@ def test_metrics_are_lines_of_json_and_each_step_is_there_once(tmp_path, capsys)
     assert "is not a JSON object with a 'step'" in capsys.readouterr().err
 
 
+def test_training_in_float16_logs_its_scale_and_resumes_exactly(tmp_path):
+    flags = ["--train_pattern=a", "--check_every_steps=3", "--precision=fp16", "--accumulate=2"]
+    for directory, ends in (("whole", [9]), ("parts", [6, 9])):
+        for end in ends:
+            command = ["train", TINY, f"--model_dir={tmp_path / directory}", *flags]
+            assert main.main([*command, f"--max_train_steps={end}"]) == 0
+    whole, parts = (store.load(tmp_path / name) for name in ("whole", "parts"))
+    assert float(whole["loss_scale"]["scale"]) <= 2.0**15
+    assert_trees_equal(whole["model_params"], parts["model_params"])
+    assert_trees_equal(whole["loss_scale"], parts["loss_scale"])
+    rows = [json.loads(x) for x in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    assert all("train/loss_scale" in row for row in rows if row["step"])
+
+
 def test_errors_recommend_flags(tmp_path, capsys):
     model = tmp_path / "nan_model.py"
     model.write_text(SUM.format(tiny=TINY, loss="jnp.mean(logits) * jnp.log(-1.0)"))

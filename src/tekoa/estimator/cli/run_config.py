@@ -159,8 +159,10 @@ class RunConfig:
         None, "checkpoint with the trained weights to adapt", "train plan"
     )
     accumulate: int = _flag(1, "microbatches per update", "train plan", least=1)
-    precision: Literal["float32", "bf16"] = _flag(
-        "float32", "float32, or bf16 to compute in bfloat16", "train plan"
+    precision: Literal["float32", "bf16", "fp16"] = _flag(
+        "float32",
+        "float32, bf16 to compute in bfloat16, or fp16 in float16 with a scaled loss",
+        "train plan",
     )
     remat: Literal["dots", "everything"] | None = _flag(
         None,

@@ -45,6 +45,8 @@ _PLAIN = {
     "lora_rank": None,
     "accumulate": 1,
     "precision": "float32",
+    "clip_norm": None,
+    "grad_noise": None,
     "checkpoint_path": None,
     "train_consecutive": None,
     "mesh": None,

@@ -65,6 +65,11 @@ class LongProgram:
                     f"--{name} changes the step of Tekoa, but this model file has its own "
                     "train_step. Change it there."
                 )
+        if self._flags.precision == "fp16":
+            raise UsageError(
+                "--precision=fp16 scales the loss in the step of Tekoa, but this model file has "
+                "its own train_step. Use --precision=bf16."
+            )
         training = OwnTraining(
             self._run.module,
             self._config,

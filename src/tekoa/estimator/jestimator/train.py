@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tekoa.bridges import optimizers
 from tekoa.bridges.lora import FROZEN
 from tekoa.core import batch as batches
 from tekoa.core import nonfinite, trees
@@ -22,13 +23,14 @@ from tekoa.core import state as core
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns, cast_like
 from tekoa.core.trees import PyTree
+from tekoa.core.update import average
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.jestimator import states
 from tekoa.estimator.jestimator.adapters import adapt
 from tekoa.estimator.jestimator.gradients import Gradients, LossRecord
 from tekoa.estimator.jestimator.results import MeanMetrics
 from tekoa.estimator.model_file import lora
-from tekoa.loop.task import Options, facts_of, resolve_named
+from tekoa.loop.task import Options
 from tekoa.optim.scales import auto
 
 _FIELDS = ("step", "params", "opt_state", "_vars", "_state_rng", "_grads", "_frozen")
@@ -93,12 +95,12 @@ class OwnTraining:
     ) -> None:
         """Chooses the optimizer if it is named; see `ModelTraining.resolve_optimizer`."""
         find_table = functools.partial(self.scales, batch)
-        self.optimizer_line = resolve_named(self._frame.tx, find_table, n_steps, saved)
+        self.optimizer_line = optimizers.resolve_named(self._frame.tx, find_table, n_steps, saved)
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a resumed run needs to choose the same optimizer; empty if it has no name."""
-        return facts_of(self._frame.tx)
+        return optimizers.facts_of(self._frame.tx)
 
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return (batch,), ()  # Whatever its structure.
@@ -164,7 +166,7 @@ class OwnTraining:
                 step=state.step + 1,
                 params=params,
                 opt_state=cast_like(state.opt_state, file_state.opt_state, "optimizer state"),
-                average=steps.updated_average(state.average, params, options.ema),
+                average=average.updated_average(state.average, params, options.ema),
                 sums=cast_like(state.sums, flax.core.unfreeze(sums), "metrics"),
                 **self._updated(old_file_state, file_state),
             )

@@ -9,7 +9,15 @@ from tekoa.loop.checkpoint import Summary
 from tekoa.loop.train import TrainLoop
 
 # Values of the last step; all other metrics are means over the steps.
-OF_LAST_STEP = ("last_loss", "gradients_l2norm", "weights_l2norm", "skipped_steps", "bad_steps")
+OF_LAST_STEP = (
+    "last_loss",
+    "gradients_l2norm",
+    "weights_l2norm",
+    "skipped_steps",
+    "bad_steps",
+    "loss_scale",
+    "overflow_steps",
+)
 
 
 def steps_between(check_every: int, save_every: int | None) -> int:

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import tekoa
-from tekoa.core import step
+from tekoa.core.update import average
 from tekoa.testing import assert_trees_equal
 
 PARAMS = {"w": np.float32([1.0, -2.0]), "b": np.float32(0.5)}
@@ -90,6 +90,6 @@ def test_moving_average_of_a_schedule_free_optimizer_is_refused():
 
 
 def test_other_optimizers_have_no_average():
-    assert not step.is_schedule_free(optax.adam(0.1).init(PARAMS))
+    assert not average.is_schedule_free(optax.adam(0.1).init(PARAMS))
     *_, last = make_loop(optax.adam(0.1))
     assert last.state.average is None
