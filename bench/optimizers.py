@@ -1,6 +1,9 @@
 """Compares the time and slot memory of sphere, Amos and the classic family with optax.
 
-Run: python bench/optimizers.py [--rounds 30] [--dtype float32 bfloat16]
+Run: python bench/optimizers.py [--rounds 30] [--dtype float32 bfloat16] [--tokens 256]
+
+The first tables are of updates alone, from gradients that are already in memory. The last one is
+of training steps of a transformer, with the share of the optimizer in CPU time.
 """
 
 import argparse
@@ -9,17 +12,21 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import timing
 
 from tekoa.core import trees
-from tekoa.optim import sphere
+from tekoa.models import transformer_lm
+from tekoa.optim import muon, sphere
 from tekoa.optim.amos import transform as amos_lib
+from tekoa.optim.scales.auto import scales_of_function
 from tekoa.optim.scales.roles import Role
 from tekoa.optim.scales.table import ScaleRow, ScaleTable
 from tekoa.optim.triples import classic, convert
@@ -156,6 +163,56 @@ def measure(dtype: str, n_rounds: int) -> None:
         )
 
 
+def train_stepper(tx, params, loss, batch):
+    """A donated, jitted training step that keeps its own state."""
+    state = tx.init(params)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state, batch):
+        updates, state = tx.update(jax.grad(loss)(params, batch), state, params)
+        return optax.apply_updates(params, updates), state
+
+    held = [step(jax.tree.map(jnp.copy, params), state, batch)]
+
+    def run():
+        start = time.process_time()
+        held[0] = step(*held[0], batch)
+        jax.block_until_ready(held[0])
+        return time.process_time() - start
+
+    return run
+
+
+def measure_training(n_tokens: int, n_rounds: int) -> None:
+    """Measures training steps of a model of 20 million parameters."""
+    model = transformer_lm.TransformerLM(8192, n_layers=6, width=512, n_heads=8, mlp_width=1024)
+    tokens = jax.random.randint(jax.random.key(0), (-(-n_tokens // 64), 64), 0, 8192)
+    params = nn.meta.unbox(model.init(jax.random.key(0), tokens))["params"]
+
+    def loss(params, tokens):
+        logits = model.apply({"params": params}, tokens)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens).mean()
+
+    table = scales_of_function(loss, params, tokens)
+    contestants = {
+        "sgd": optax.sgd(1e-3),
+        "adamw": optax.adamw(1e-3),
+        "sphere": sphere.sphere(table, n_steps=1000),
+        "sphere reduced": sphere.sphere(table, n_steps=1000, is_reduced=True),
+        "muon by roles": muon.muon_for(table, n_steps=1000),
+    }
+    runs = {name: train_stepper(tx, params, loss, tokens) for name, tx in contestants.items()}
+    rounds = [{name: run() for name, run in runs.items()} for _ in range(2 + n_rounds)][2:]
+    seconds = {name: min(times[name] for times in rounds) for name in runs}
+    print(f"\ntraining steps of {trees.n_elements(params) / 1e6:.1f} M parameters, {tokens.size}")
+    print(f"tokens: CPU time, minimum of {n_rounds} interleaved rounds")
+    print(f"{'':24}{'ms':>8}{'/adamw':>9}{'beyond sgd /adamw':>19}")
+    own = {name: value - seconds["sgd"] for name, value in seconds.items()}
+    for name, value in seconds.items():
+        ratios = f"{value / seconds['adamw']:9.2f}{own[name] / own['adamw']:19.2f}"
+        print(f"{name:24}{1e3 * value:8.1f}{ratios}")
+
+
 IMPORT = """
 import time, jax
 start = time.perf_counter()
@@ -178,9 +235,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--tokens", type=int, default=256, help="in a batch of a training step")
     args = parser.parse_args()
     for dtype in args.dtype:
         measure(dtype, args.rounds)
+    measure_training(args.tokens, args.rounds)
     import_cost(10)
 
 

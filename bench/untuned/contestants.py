@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from optax import contrib
@@ -138,6 +140,27 @@ def auto(trainer: training.Trainer) -> training.MakeOptimizer:
     )
 
 
+def auto_with_average(trainer: training.Trainer) -> training.MakeOptimizer:
+    """`auto` with a moving average of the parameters, which is evaluated in their place."""
+    make = auto(trainer)
+    return lambda: with_average(make(1.0))
+
+
+def with_average(tx: optax.GradientTransformation, decay: float = 0.999):
+    """Returns an optimizer whose state is the average of the parameters and its own state."""
+
+    def update(updates, state, params, **extra_args):
+        updates, inner = optax.with_extra_args_support(tx).update(
+            updates, state[1], params, **extra_args
+        )
+        new_params = optax.apply_updates(params, updates)
+        return updates, (optax.incremental_update(new_params, state[0], 1 - decay), inner)
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: (jax.tree.map(jnp.copy, params), tx.init(params)), update
+    )
+
+
 def scales_of(trainer: training.Trainer) -> Any:
     return tekoa.scales(trainer.loss_fn(), trainer.init(0)[0], *trainer.batch())
 
@@ -168,6 +191,15 @@ CONTESTANTS = {
         Contestant(name="muon by roles", prepare=muon_by_roles, ours=True),
     )
 }
+
+
+# Not for all tasks: averages only pay in longer runs.
+WITH_AVERAGE = Contestant(
+    name="auto, EMA 0.999",
+    prepare=auto_with_average,
+    eval_params=lambda state, params: state[0],
+    ours=True,
+)
 
 
 def adamw_setting(rate: float, decay: float) -> Contestant:
