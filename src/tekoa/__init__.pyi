@@ -47,6 +47,7 @@ from tekoa.extensions.checkpoint_files import CheckpointFileWriter as Checkpoint
 from tekoa.extensions.console import ConsoleLogger as ConsoleLogger
 from tekoa.extensions.console import SummaryLogger as SummaryLogger
 from tekoa.extensions.early_stop import EarlyStopping as EarlyStopping
+from tekoa.extensions.early_stop import StopWhen as StopWhen
 from tekoa.extensions.metrics_file import MetricsFile as MetricsFile
 from tekoa.extensions.monitor import Monitor as Monitor
 from tekoa.extensions.profiler import ProfilerTrace as ProfilerTrace

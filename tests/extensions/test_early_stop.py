@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from tekoa.extensions.early_stop import EarlyStopping
+from tekoa.extensions.early_stop import EarlyStopping, StopWhen
 from tekoa.store import errors
 
 NAN = float("nan")
@@ -69,5 +69,37 @@ def test_patience_survives_a_restart(tmp_path, summary):
 def test_another_kind_of_file_is_an_error(tmp_path, text):
     path = tmp_path / "file"
     os.mkfifo(path) if text is None else path.write_text(text)
-    with pytest.raises(errors.DamagedError, match="was not written by EarlyStopping"):
+    with pytest.raises(errors.DamagedError, match="was not written by EarlyStopping or StopWhen"):
         EarlyStopping("loss", patience=1, path=path)
+
+
+@pytest.mark.parametrize(
+    ("condition", "step"),
+    [("loss<1", 3), ("loss <= 1.0", 2), ("loss>1e9", None), ("loss >= 3", 1), ("loss<-inf", None)],
+)
+def test_training_stops_at_the_first_value_that_meets_the_condition(summary, condition, step):
+    stage = StopWhen(condition)
+    reached = None
+    for i, value in enumerate([3.0, 1.0, 0.5, NAN, 0.1], start=1):
+        stage(summary(i, eval={"loss": value}))
+        reached = i if stage.should_stop and reached is None else reached
+    assert reached == step
+
+
+def test_a_reached_value_survives_a_restart_and_a_rewind_forgets_it(tmp_path, summary):
+    stops = []
+    stage = StopWhen("loss<1", stop=lambda: stops.append(1), path=tmp_path / "values.json")
+    for step, value in enumerate([3.0, 0.5], start=1):
+        stage(summary(step, eval={"loss": value}))
+    assert (stops, stage.reason) == ([1], "loss is 0.5, < 1")
+    assert StopWhen("loss<1", path=tmp_path / "values.json").resume(2)
+    assert not StopWhen("loss<1", path=tmp_path / "values.json").resume(1)
+    assert not StopWhen("loss<0.1", path=tmp_path / "values.json").resume(2)
+
+
+@pytest.mark.parametrize(
+    "condition", ["loss", "loss=1", "loss==1", "<1", "loss<", "loss<nan", "a b<1"]
+)
+def test_conditions_of_another_form_are_refused(condition):
+    with pytest.raises(ValueError, match="A condition is a metric"):
+        StopWhen(condition)

@@ -54,6 +54,7 @@ NAMES = [
     "eval/high_accuracy/scores.json",
     "metrics.jsonl",
     "early_stop.json",
+    "stop_when.json",
     "rewind.json",
     "source",
     "set_aside-6",
@@ -169,7 +170,7 @@ def store_saves(run):
 
 FLAGS = ["--train_pattern=train", "--eval_pattern=eval", "--max_train_steps=9"]
 EVAL_FLAGS = ["--max_train_steps=6", "--save_high=accuracy", "--check_ckpt_every_secs=0"]
-STOP_FLAGS = ["--valid_pattern=valid", "--early_stop=accuracy:5:max"]
+STOP_FLAGS = ["--valid_pattern=valid", "--early_stop=accuracy:5:max", "--stop_when=loss<0"]
 COMMANDS = {
     "train": lambda run: main.main(["train", TINY, f"--model_dir={run}", *FLAGS, *STOP_FLAGS]),
     "eval_wait": lambda run: main.main(

@@ -195,7 +195,7 @@ def test_files_of_a_run(tmp_path):
     [
         ({"steps": 3}, "Pass steps= or epochs=, not both; got 3 and 8"),
         ({"loss": "mes"}, "There is no loss 'mes'"),
-        ({"best": "accuracy"}, "need validation data"),
+        ({"best": "accuracy"}, "needs validation data"),
         ({"best": "accuracy", "validation": TEST}, "pass directory="),
         ({"best": "f1", "validation": TEST, "directory": "x"}, "'f1' is not one of the metrics"),
         ({"metrics": ["acc"]}, "There is no metric 'acc'"),

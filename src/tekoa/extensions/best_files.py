@@ -32,7 +32,8 @@ def best_dir(directory: str | os.PathLike[str], metric: str, group: str, mode: M
     """
     if mode not in _WORDS:
         raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
-    return str(files.local_path(directory) / f"{_WORDS[mode]}_{group}_{metric}")
+    name = f"{_WORDS[mode]}_{group}_{metric}".replace("/", "_")
+    return str(files.local_path(directory) / name)
 
 
 class BestFileWriter(checkpoint_files.StoreWriter):

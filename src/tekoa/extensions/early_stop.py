@@ -1,11 +1,13 @@
-"""Stops training when a metric no longer improves."""
+"""Stops training when a metric no longer improves, or when it reaches a value."""
 
 import json
 import math
+import operator
 import os
 import pathlib
+import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 from tekoa.core import files
 from tekoa.loop.checkpoint import Checkpoint, find_metric
@@ -13,6 +15,25 @@ from tekoa.store import errors
 from tekoa.store.commit import durable
 
 _MAX_BYTES = 2**26
+_COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+
+
+class Stopping(Protocol):
+    """A stage that may end training, because of a metric."""
+
+    metric: str
+    should_stop: bool
+
+    @property
+    def reason(self) -> str:
+        """Why, as the end of a sentence."""
+        ...
+
+    def __call__(self, checkpoint: Checkpoint) -> Checkpoint: ...
+
+    def resume(self, step: int) -> bool:
+        """Forgets the values of later steps; returns whether it was time to stop at `step`."""
+        ...
 
 
 class EarlyStopping:
@@ -32,6 +53,7 @@ class EarlyStopping:
         ValueError: If an option is invalid, or the file was not written by `EarlyStopping`.
 
     Attributes:
+        metric: The name of the metric.
         should_stop: Whether it is time to stop.
     """
 
@@ -50,11 +72,10 @@ class EarlyStopping:
             raise ValueError(f"patience must be 1 or more, got {patience}.")
         if mode not in ("min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
-        self._metric, self._group, self._patience = metric, group, patience
+        self.metric, self._patience = metric, patience
         self._sign = 1 if mode == "min" else -1
         self._min_delta, self._stop = min_delta, stop
-        self._path = None if path is None else files.local_path(path)
-        self._values = {} if self._path is None else _read_values(self._path)
+        self._values = _Values(group, metric, path)
         self.should_stop = False
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -63,13 +84,7 @@ class EarlyStopping:
         Raises:
             LookupError: If the checkpoint has no such metric.
         """
-        value = find_metric(checkpoint, self._group, self._metric)
-        # A run that resumes from an older step repeats later ones.
-        earlier = {step: old for step, old in self._values.items() if step < checkpoint.step}
-        self._values = {**earlier, checkpoint.step: value}
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            durable.replace(self._path, json.dumps(self._values).encode())
+        self._values.record(checkpoint)
         if self._best_and_n_since()[1] >= self._patience and not self.should_stop:
             self.should_stop = True
             if self._stop is not None:
@@ -78,7 +93,7 @@ class EarlyStopping:
 
     def resume(self, step: int) -> bool:
         """Forgets the values of later steps; returns whether it was time to stop at `step`."""
-        self._values = {at: value for at, value in self._values.items() if at <= step}
+        self._values.resume(step)
         self.should_stop = self._best_and_n_since()[1] >= self._patience
         return self.should_stop
 
@@ -87,10 +102,16 @@ class EarlyStopping:
         """The best value so far, or None."""
         return self._best_and_n_since()[0]
 
+    @property
+    def reason(self) -> str:
+        """Why training stops, as the end of a sentence."""
+        best = "none was finite" if self.best is None else f"the best was {self.best:.6g}"
+        return f"{self.metric} did not improve in {self._patience} validations; {best}"
+
     def _best_and_n_since(self) -> tuple[float | None, int]:
         """Returns the best value, and the number of values since then."""
         best, n_since = None, 0
-        for value in self._values.values():
+        for value in self._values.by_step.values():
             if math.isfinite(value) and (
                 best is None or self._sign * (best - value) > self._min_delta
             ):
@@ -98,6 +119,118 @@ class EarlyStopping:
             else:
                 n_since += 1
         return best, n_since
+
+
+class StopWhen:
+    """Requests a stop once a metric reaches a value.
+
+    Args:
+        condition: Such as "accuracy >= 0.99" or "loss<0.1": a metric, a comparison and a number.
+        group: The metric's group.
+        stop: As for `EarlyStopping`.
+        path: As for `EarlyStopping`.
+
+    Raises:
+        ValueError: If the condition has another form, or the file was not written by this class.
+
+    Attributes:
+        metric: The name of the metric.
+        should_stop: Whether it is time to stop.
+
+    >>> from tekoa import Summary, TrainState
+    >>> stage = StopWhen('accuracy >= 0.9', stop=lambda: print('reached'))
+    >>> metrics = {'eval': {'accuracy': 0.9}}
+    >>> _ = stage(Summary(state=TrainState.of_parts({}), step=5, metrics=metrics))
+    reached
+    """
+
+    def __init__(
+        self,
+        condition: str,
+        *,
+        group: str = "eval",
+        stop: Callable[[], object] | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ):
+        self.metric, self._comparison, self._bound = parse_condition(condition)
+        self._stop = stop
+        self._values = _Values(group, self.metric, path)
+        self.should_stop = False
+
+    def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Compares the metric of one checkpoint.
+
+        Raises:
+            LookupError: If the checkpoint has no such metric.
+        """
+        self._values.record(checkpoint)
+        if self._is_reached() and not self.should_stop:
+            self.should_stop = True
+            if self._stop is not None:
+                self._stop()
+        return checkpoint
+
+    def resume(self, step: int) -> bool:
+        """Forgets the values of later steps; returns whether it was time to stop at `step`."""
+        self._values.resume(step)
+        self.should_stop = self._is_reached()
+        return self.should_stop
+
+    @property
+    def reason(self) -> str:
+        """Why training stops, as the end of a sentence."""
+        value = next(reversed(self._values.by_step.values()), math.nan)
+        return f"{self.metric} is {value:.6g}, {self._comparison} {self._bound:.6g}"
+
+    def _is_reached(self) -> bool:
+        compare = _COMPARISONS[self._comparison]
+        return any(compare(value, self._bound) for value in self._values.by_step.values())
+
+
+def parse_condition(condition: str) -> tuple[str, str, float]:
+    """Returns the metric, the comparison and the number of a condition.
+
+    Raises:
+        ValueError: If it has another form.
+
+    >>> parse_condition('loss<=1e-2')
+    ('loss', '<=', 0.01)
+    """
+    match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*(\S+)\s*", condition)
+    try:
+        if match is None:
+            raise ValueError
+        metric, comparison, number = match.groups()
+        bound = float(number)
+        if math.isnan(bound):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"A condition is a metric, >=, <=, > or <, and a number, such as 'accuracy>=0.99'; got "
+            f"{condition!r}."
+        ) from None
+    return metric, comparison, bound
+
+
+class _Values:
+    """The values of a metric by step, in memory and in a file if there is a path."""
+
+    def __init__(self, group: str, metric: str, path: str | os.PathLike[str] | None):
+        self._group, self._metric = group, metric
+        self._path = None if path is None else files.local_path(path)
+        self.by_step = {} if self._path is None else _read_values(self._path)
+
+    def record(self, checkpoint: Checkpoint) -> None:
+        value = find_metric(checkpoint, self._group, self._metric)
+        # A run that resumes from an older step repeats later ones.
+        earlier = {step: old for step, old in self.by_step.items() if step < checkpoint.step}
+        self.by_step = {**earlier, checkpoint.step: value}
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            durable.replace(self._path, json.dumps(self.by_step).encode())
+
+    def resume(self, step: int) -> None:
+        self.by_step = {at: value for at, value in self.by_step.items() if at <= step}
 
 
 def _read_values(path: pathlib.Path) -> dict[int, float]:
@@ -111,6 +244,6 @@ def _read_values(path: pathlib.Path) -> dict[int, float]:
     except (OSError, AttributeError, TypeError, ValueError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise errors.DamagedError(
-            f"{path}: was not written by EarlyStopping: {reason}. Restore it from a backup, or "
-            "remove it to forget the earlier validations."
+            f"{path}: was not written by EarlyStopping or StopWhen: {reason}. Restore it from a "
+            "backup, or remove it to forget the earlier validations."
         ) from None

@@ -1,10 +1,9 @@
 """`fit`: trains a model in one call, with the loop and the extensions that users can also call."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,20 +11,12 @@ import jax
 from tekoa import hosts
 from tekoa.core import nonfinite, objective
 from tekoa.core.model import Remat
-from tekoa.extensions import (
-    best_files,
-    checkpoint_files,
-    early_stop,
-    metrics_file,
-    monitor,
-    progress,
-    run_record,
-    serial,
-)
-from tekoa.extensions import tensorboard as tensorboard_lib
+from tekoa.extensions import checkpoint_files, monitor, run_record, serial
+from tekoa.extensions.early_stop import Stopping
 from tekoa.extensions.trackers.tracker import Tracker
 from tekoa.fitting import inputs as data_lib
 from tekoa.fitting import loss_names, metric_names
+from tekoa.fitting.checks import Checks
 from tekoa.fitting.history import History
 from tekoa.fitting.inputs import Dataset
 from tekoa.fitting.result import FitResult
@@ -55,6 +46,8 @@ def fit(
     shuffle: bool = True,
     best: str | tuple[str, metric_names.Mode] | None = None,
     patience: int | None = None,
+    stop_when: str | None = None,
+    validate_every: int | Mapping[str, int] = 1,
     callbacks: Sequence[serial.Stage] = (),
     track: str | Tracker | Sequence[str | Tracker] = (),
     log_norms: bool = False,
@@ -88,7 +81,9 @@ def fit(
             model, the data and the number of steps.
         steps: Number of optimizer steps; or pass epochs.
         epochs: Number of passes over the data; 1 if neither is set and the data has an end.
-        validation: Data in any of these forms, or a fraction of the data to hold out.
+        validation: Data in any of these forms; a fraction of the data to hold out; or several data
+            sets by name, {"clean": ..., "noisy": ...}, whose metrics are "eval/clean/loss" and so
+            on.
         metrics: Names of metrics ("accuracy", "top5", "f1", "precision", "recall", "auc",
             "perplexity", "mse", "rmse", "mae", "r2", ...), or functions by name, measured on the
             validation data.
@@ -99,8 +94,13 @@ def fit(
         targets: Names of the fields that the loss and the metrics receive.
         shuffle: Whether to shuffle the examples of every epoch.
         best: The validation metric by which the best checkpoint is kept in `directory`: a name, or
-            a pair such as ("my_score", "max"). "loss" by default if there is validation data.
-        patience: Stop after this many checks in a row without a better value of `best`.
+            a pair such as ("my_score", "max"). "loss" by default if there is validation data. Of
+            several data sets, name the one: "clean/loss"; the default is the first.
+        patience: Stop after this many validations in a row without a better value of `best`.
+        stop_when: Stop once a validation metric reaches a value: "accuracy>=0.99", or with several
+            data sets "clean/accuracy>=0.99".
+        validate_every: Validate at every n-th check and at the last one; a number, or numbers by
+            the name of the data set.
         callbacks: Functions that receive every checkpoint and return it.
         track: Where metrics are sent besides: "wandb", "mlflow", "csv", a `Tracker`, or several.
         log_norms: Whether to log the norms of every parameter, its gradient and its update.
@@ -132,10 +132,19 @@ def fit(
     >>> result.predict(np.float32([[0.5]])).round(2)
     array([[1.5]], dtype=float32)
     """
-    train_data, valid_data = data_lib.as_datasets(
+    train_data, valid_sets = data_lib.as_datasets(
         data, validation, inputs=inputs, targets=targets, seed=seed
     )
-    checks = _Checks.of(loss_names.find_loss(loss), metrics, valid_data, best, patience, directory)
+    checks = Checks.of(
+        loss_names.find_loss(loss),
+        metrics,
+        valid_sets,
+        validate_every=validate_every,
+        best=best,
+        patience=patience,
+        stop_when=stop_when,
+        directory=directory,
+    )
     batches, n_steps, every = _plan(
         train_data, steps, epochs, batch_size, seed, shuffle, steps_per_check
     )
@@ -167,13 +176,8 @@ def fit(
             stop_flag=stop_flag,
             stdout=show_progress,
         )
-        watch = monitor.Monitor(loop)
-        rows, stages = checks.stages(
-            loop, directory, batch_size, show_progress, watch, callbacks, stack
-        )
-        saving = [watch.timed("save", stage) for stage in writer]
-        process = serial.serial(*stages, *trackers, *saving)
-        is_complete = _run(loop, process, stop_flag, show_progress)
+        stages = (callbacks, trackers, writer)
+        rows, is_complete = _train(loop, checks, stages, directory, batch_size, show_progress)
     if directory is not None and is_complete and hosts.current().is_writer:
         run_record.write_end(directory, loop.step)
     return FitResult(
@@ -189,15 +193,47 @@ def fit(
     )
 
 
-def _run(loop: TrainLoop, process: serial.Stage, stop_flag: Any, show_progress: bool) -> bool:
+def _train(
+    loop: TrainLoop,
+    checks: Checks,
+    stages: tuple[Sequence[serial.Stage], ...],
+    directory: str | os.PathLike[str] | None,
+    batch_size: int,
+    show_progress: bool,
+) -> tuple[Callable[[], list[dict[str, Any]]], bool]:
+    """Trains; returns what returns the rows of the history, and whether training is complete."""
+    callbacks, trackers, writers = stages
+    watch = monitor.Monitor(loop)
+    stoppings = checks.stoppings(loop, directory)
+    with contextlib.ExitStack() as stack:
+        rows, checking = checks.stages(
+            loop, stoppings, directory, batch_size, show_progress, watch, callbacks, stack
+        )
+        saving = [watch.timed("save", stage) for stage in writers]
+        process = serial.serial(*checking, *trackers, *saving)
+        is_complete = _run(loop, process, [stage for _, stage in stoppings], show_progress)
+    return rows, is_complete
+
+
+def _run(
+    loop: TrainLoop,
+    process: serial.Stage,
+    stoppings: Sequence[Stopping],
+    show_progress: bool,
+) -> bool:
     """Trains to the end or to a stop; returns whether training is complete."""
-    if loop.n_steps is not None and loop.step >= loop.n_steps:
+    reasons = [stopping.reason for stopping in stoppings if stopping.should_stop]
+    if reasons or (loop.n_steps is not None and loop.step >= loop.n_steps):
+        why = "; ".join(reasons) or f"all {loop.step} steps are complete"
         if show_progress:
-            print(f"Nothing to do: all {loop.step} steps are complete.")
+            print(f"Nothing to do: {why}.")
         return True
     for checkpoint in loop:
         process(checkpoint)
-    if stop_flag.is_set():
+    for stopping in stoppings:
+        if stopping.should_stop and show_progress:
+            print(f"Stopped early at step {loop.step}: {stopping.reason}.")
+    if loop.stop_flag is not None and loop.stop_flag.is_set():
         print(f"Stopped at step {loop.step}. Call fit again with the same directory to resume.")
         return False
     return True
@@ -251,107 +287,3 @@ def _trackers(
         for item in ([track] if isinstance(track, str | Tracker) else track)
     ]
     return [stack.enter_context(contextlib.closing(tracker)) for tracker in trackers]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Checks:
-    """What happens at every checkpoint."""
-
-    loss: Callable[..., Any] | None
-    metrics: dict[str, Callable[..., Any]]
-    data: Dataset | None
-    best: tuple[str, metric_names.Mode] | None
-    patience: int | None
-
-    @classmethod
-    def of(
-        cls,
-        loss: Callable[..., Any] | None,
-        metrics: Any,
-        data: Dataset | None,
-        best: str | tuple[str, metric_names.Mode] | None,
-        patience: int | None,
-        directory: Any,
-    ) -> "_Checks":
-        """Checks the arguments of `fit` and fills in their defaults."""
-        functions = metric_names.find_metrics(metrics)
-        if loss is not None:
-            functions = {"loss": _loss_alone(loss), **functions}
-        if data is None and (best is not None or patience is not None):
-            raise ValueError("best= and patience= need validation data: pass validation=.")
-        if best is not None and directory is None:
-            raise ValueError("best= keeps the best checkpoint in a directory: pass directory=.")
-        if data is not None and best is None and functions:
-            best = next(iter(functions))
-            best = (best, metric_names.best_mode(best)) if best == "loss" else None
-        if isinstance(best, str):
-            best = (best, metric_names.best_mode(best))
-        if best is not None and best[0] not in functions:
-            raise ValueError(f"best={best[0]!r} is not one of the metrics {', '.join(functions)}.")
-        return cls(loss=loss, metrics=functions, data=data, best=best, patience=patience)
-
-    def batches(self, batch_size: int) -> Iterable[Any] | None:
-        """Returns the validation batches, if there are any."""
-        return None if self.data is None else self.data.eval_batches(batch_size)
-
-    def stages(
-        self,
-        loop: TrainLoop,
-        directory: str | os.PathLike[str] | None,
-        batch_size: int,
-        show_progress: bool,
-        watch: monitor.Monitor,
-        callbacks: Sequence[serial.Stage],
-        stack: contextlib.ExitStack,
-    ) -> tuple[Callable[[], list[dict[str, Any]]], list[serial.Stage]]:
-        """Returns a function that returns the rows of the history, and the stages."""
-        stages: list[Any] = []
-        if self.data is not None and self.metrics:
-            batches = self.data.eval_batches(batch_size)
-            evaluate = loop.evaluation(self.metrics, batches, stop_flag=loop.stop_flag)
-            stages.append(watch.timed("validation", evaluate))
-        stages.append(watch)
-        if show_progress:
-            bar = progress.ProgressBar(loop.n_steps, lines=True)
-            loop.before_dispatch = bar.advance
-            stages.append(stack.enter_context(contextlib.closing(bar)))
-        stages += callbacks
-        if directory is None:
-            rows: list[dict[str, Any]] = []
-            return lambda: rows, [*stages, *self._stopping(loop, None), _collect(rows)]
-        path = pathlib.Path(directory)
-        file = metrics_file.MetricsFile(path / metrics_file.FILE_NAME)
-        closing: list[Any] = [file, tensorboard_lib.TensorBoardWriter(path / "train")]
-        for writer in closing:
-            writer.discard_after(loop.step)
-        if self.best is not None and self.metrics:
-            metric, mode = self.best
-            closing.append(best_files.BestFileWriter(path, metric, mode=mode, stdout=show_progress))
-        stages += [stack.enter_context(contextlib.closing(stage)) for stage in closing]
-        return lambda: file.rows, [*stages, *self._stopping(loop, path / "early_stop.json")]
-
-    def _stopping(self, loop: TrainLoop, path: pathlib.Path | None) -> Iterator[serial.Stage]:
-        if self.patience is not None and self.best is not None:
-            metric, mode = self.best
-            yield early_stop.EarlyStopping(
-                metric, patience=self.patience, mode=mode, stop=loop.stop, path=path
-            )
-
-
-def _collect(rows: list[dict[str, Any]]) -> serial.Stage:
-    def collect(checkpoint: Any) -> Any:
-        rows.append(metrics_file.row_of(checkpoint))
-        return checkpoint
-
-    return collect
-
-
-def _loss_alone(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the loss as a metric: without the metrics that it may return beside its value."""
-
-    def value(*args: Any) -> Any:
-        result = loss(*args)
-        has_metrics = isinstance(result, tuple) and len(result) == 2
-        return result[0] if has_metrics and isinstance(result[1], Mapping) else result
-
-    return value

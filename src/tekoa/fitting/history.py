@@ -102,7 +102,10 @@ class History:
             axes = picture.add_subplot(1, len(charts), i + 1, title=chart, xlabel="step")
             for name in chosen:
                 if name.rpartition("/")[2] == chart:
-                    axes.plot(self.steps, self[name], label=name.rpartition("/")[0] or name)
+                    # Some are measured at some of the checkpoints only.
+                    values = zip(self.rows, self[name], strict=True)
+                    points = [(row["step"], value) for row, value in values if name in row]
+                    axes.plot(*zip(*points, strict=True), label=name.rpartition("/")[0] or name)
             axes.legend()
         return picture
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -152,31 +153,61 @@ def as_dataset(
 
 def as_datasets(
     data: Any, validation: Any, *, inputs: Names | None, targets: Names | None, seed: int
-) -> tuple[Dataset, Dataset | None]:
-    """Converts the training and validation data of `fit`.
+) -> tuple[Dataset, dict[str, Dataset]]:
+    """Converts the training data and the validation data, by name, of `fit`.
 
     Args:
         data: See `fit`.
-        validation: Data, a fraction of the training data, or None.
+        validation: Data, whose name is ""; a fraction of the training data; data by name; or None.
         inputs: Names of the input fields.
         targets: Names of the target fields.
         seed: Selects the rows of a fraction.
 
     Raises:
-        ValueError: If validation is a number, but no fraction.
+        ValueError: If validation is a number, but no fraction, or a name is not usable.
     """
     train = as_dataset(data, inputs=inputs, targets=targets)
     if validation is None:
-        return train, None
+        return train, {}
     if isinstance(validation, float):
-        return divide(train, validation, seed)
+        train, part = divide(train, validation, seed)
+        return train, {"": part}
     if isinstance(validation, int):
         raise ValueError(
             f"validation must be data, or a fraction of it such as 0.1; got {validation}."
         )
-    valid = as_dataset(validation, inputs=inputs, targets=targets, classes=train.classes)
-    check_images(train, valid)
-    return train, valid
+    sets = validation if _is_sets(validation, data) else {"": validation}
+    datasets = {}
+    for name, part in sets.items():
+        datasets[name] = as_dataset(part, inputs=inputs, targets=targets, classes=train.classes)
+        check_images(train, datasets[name])
+    return train, datasets
+
+
+def _is_sets(validation: Any, data: Any) -> bool:
+    """Whether validation data is a dict of data sets, and not one data set as a dict of fields."""
+    if not isinstance(validation, Mapping) or not validation:
+        return False
+    if isinstance(data, Mapping) and set(data) == set(validation):
+        return False
+    if any(_is_column(value) for value in validation.values()):
+        return False
+    for name in validation:
+        if not isinstance(name, str) or re.fullmatch(r"[\w.-]+", name) is None:
+            raise ValueError(
+                f"validation: {name!r} is no name for a data set. Use letters, digits, '_', '-', "
+                "and '.'."
+            )
+    return True
+
+
+def _is_column(value: Any) -> bool:
+    """Whether a value is the field of a table: an array, or a list of numbers or text."""
+    if _is_array(value):
+        return True
+    return isinstance(value, list) and not (
+        value and isinstance(value[0], tuple | Mapping | pathlib.Path)
+    )
 
 
 def check_images(dataset: Dataset, other: Dataset) -> None:

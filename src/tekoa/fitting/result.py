@@ -35,7 +35,7 @@ class FitResult:
         batch_size: Rows per batch.
         directory: The directory of the run, or None.
         is_complete: Whether training has reached its end; False after Ctrl-C.
-        validation: The batches of the validation data, or None.
+        validation: The batches of the validation data, by name; a single data set has the name "".
     """
 
     loop: TrainLoop
@@ -46,7 +46,7 @@ class FitResult:
     batch_size: int
     directory: pathlib.Path | None
     is_complete: bool
-    validation: Iterable[Any] | None
+    validation: Mapping[str, Iterable[Any]]
 
     def __repr__(self) -> str:
         state = "" if self.is_complete else ", stopped before the end"
@@ -88,7 +88,8 @@ class FitResult:
         """Measures the metrics on some data.
 
         Args:
-            data: As for `fit`; the validation data by default.
+            data: As for `fit`; the validation data by default. The metrics of several data sets
+                have names such as "clean/loss".
             metrics: As for `fit`; those of `fit`, with the loss, by default.
 
         Raises:
@@ -96,13 +97,19 @@ class FitResult:
         """
         functions = dict(self.metrics) if metrics is None else metric_names.find_metrics(metrics)
         if data is not None:
-            batches = self._dataset(data, self.data.targets).eval_batches(self.batch_size)
-        elif self.validation is not None:
-            batches = self.validation
+            sets = {"": self._dataset(data, self.data.targets).eval_batches(self.batch_size)}
+        elif self.validation:
+            sets = self.validation
         else:
             raise ValueError("There is no validation data: pass evaluate(data).")
-        evaluation = self.loop.evaluation(functions, batches)
-        return dict(evaluation(self.loop.checkpoint()).metrics["eval"])
+        checkpoint = self.loop.checkpoint()
+        return {
+            "/".join(filter(None, (name, metric))): value
+            for name, batches in sets.items()
+            for metric, value in self.loop.evaluation(functions, batches)(checkpoint)
+            .metrics["eval"]
+            .items()
+        }
 
     def predict(self, data: Any) -> Any:
         """Returns the outputs of the model for every row, as numpy arrays.

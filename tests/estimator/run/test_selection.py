@@ -56,12 +56,34 @@ def test_training_stops_early_and_stays_stopped(tmp_path, capsys):
     assert "Nothing to do" in capsys.readouterr().out
 
 
+def test_training_stops_at_a_value_and_stays_stopped(tmp_path, capsys):
+    assert train(tmp_path / "free", "--max_train_steps=12") == 0
+    losses = valid_metrics(tmp_path / "free", "loss")
+    bound = losses[6] * 1.0001
+    first = min(step for step, loss in losses.items() if loss <= bound)
+    assert first > 0
+    # Killed before the target, it stops at the same step.
+    assert train(tmp_path / "run", f"--stop_when=loss<={bound}", "--max_train_steps=2") == 0
+    flags = ["--max_train_steps=12", f"--stop_when=loss<={bound}"]
+    for _ in range(2):
+        assert train(tmp_path / "run", *flags) == 0
+        assert paths.list_steps(tmp_path / "run")[-1] == first
+    out = capsys.readouterr().out
+    assert f"Early stopping at step {first}: valid_loss is {losses[first]:.6g}, <=" in out
+    assert "Nothing to do" in out
+    # Another condition continues.
+    assert train(tmp_path / "run", "--max_train_steps=12", "--stop_when=loss<=0") == 0
+    assert paths.list_steps(tmp_path / "run")[-1] == 12
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--save_high=acuracy"], "--save_high names an unknown metric: valid_acuracy."),
         (["--early_stop=valid_los:2:min"], "unknown metric: valid_los. Available: valid_"),
         (["--early_stop=valid_loss"], "--early_stop must be METRIC:N"),
+        (["--stop_when=valid_los<2"], "--stop_when names an unknown metric: valid_los. "),
+        (["--stop_when=accuracy:0.9"], "--stop_when: A condition is a metric, >=, <=, > or <"),
         (["--early_stop=valid_accuracy:2"], "valid_accuracy:2:min or valid_accuracy:2:max"),
     ],
 )
@@ -83,7 +105,7 @@ def test_validation_data_is_required(tmp_path, capsys):
 
 def test_no_flag_means_no_early_stop(tmp_path):
     run = types.SimpleNamespace(config=flags_lib.parse([])[1], model_dir=tmp_path)
-    assert selection.early_stopping(run, None) is None
+    assert selection.stoppings(run, None) == {}
     run = types.SimpleNamespace(config=flags_lib.parse(["--early_stop=a:b"])[1], model_dir=tmp_path)
     with pytest.raises(UsageError):
-        selection.early_stopping(run, None)
+        selection.stoppings(run, None)

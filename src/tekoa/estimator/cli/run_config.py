@@ -134,6 +134,9 @@ class RunConfig:
     early_stop: str | None = _flag(
         None, "stop after N validations without improvement: METRIC:N, or METRIC:N:max", "train"
     )
+    stop_when: str | None = _flag(
+        None, "stop once a validation metric reaches a value, such as 'accuracy>=0.99'", "train"
+    )
     ema: float | None = _flag(
         None, "decay of the moving average of the parameters", "train plan", least=0, most=1
     )

@@ -24,10 +24,10 @@ from tekoa.extensions import (
     metrics_file,
     monitor,
     profiler,
-    progress,
     serial,
     tensorboard,
 )
+from tekoa.extensions import progress as progress_lib
 from tekoa.hosts import signals
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop import train
@@ -56,13 +56,13 @@ def train_run(run: runs.Run, program: Program) -> int:
             return dry_run.train(program, lambda: _train_loop(run, program, seed, stop_flag))
         # Of the earlier ones, each has a state of its own.
         progress = collections.deque(training(run, program, stop_flag), maxlen=1).pop()
-    loop, stopping = progress.loop, progress.stopping
+    loop = progress.loop
     if stop_flag.is_set():
         print(f"Stopped at step {loop.step}. Run the same command again to resume.")
         return signals.EXIT_STOPPED
-    if stopping is not None and stopping.should_stop:
-        best = f"best {run.config.early_stop} {stopping.best:.6g}"
-        print(f"Early stopping at step {loop.step}: {best}.")
+    for stopping in progress.stoppings.values():
+        if stopping.should_stop:
+            print(f"Early stopping at step {loop.step}: {stopping.reason}.")
     _print_result(run, progress)
     return 0
 
@@ -75,13 +75,13 @@ class Progress:
         loop: The loop.
         last: The last checkpoint that was processed; None if there was none.
         validation: Validates a checkpoint; None if there is no data for it.
-        stopping: Ends training early, if that is requested.
+        stoppings: What ends training early, by flag.
     """
 
     loop: train.TrainLoop
     last: Checkpoint | None
     validation: Callable[[Checkpoint], Summary] | None
-    stopping: early_stop.EarlyStopping | None
+    stoppings: Mapping[str, early_stop.Stopping]
 
 
 def training(
@@ -109,10 +109,10 @@ def training(
             _check_validation(run.config, validation)
             _record_start(run, seed, parts, loop)
             keeper.meta["code"] = runs.code_digests(run)
-            stopping = selection.early_stopping(run, loop)
+            stoppings = selection.stoppings(run, loop)
             watch = monitor.Monitor(loop, peak_flops=run.config.peak_flops)
-            stages = [*_stages(run, validation, stopping, loop, stop_flag, watch, stack), *trackers]
-            progress = Progress(loop=loop, last=None, validation=validation, stopping=stopping)
+            progress = Progress(loop=loop, last=None, validation=validation, stoppings=stoppings)
+            stages = [*_stages(run, progress, stop_flag, watch, stack), *trackers]
             yield progress
             for last in _checked(run, progress, stages, keeper, watch, stack):
                 progress = dataclasses.replace(progress, last=last)
@@ -131,14 +131,14 @@ def _checked(
     stack: contextlib.ExitStack,
 ) -> Iterator[Checkpoint]:
     """Trains, and yields the checkpoints once they are processed."""
-    config, loop, stopping = run.config, progress.loop, progress.stopping
+    config, loop = run.config, progress.loop
     try:
         first = _begin(run, loop, stages, keeper)
         if first is not None:
             yield first
         # The directory may already contain more steps than are requested.
         is_incomplete = loop.n_steps is None or loop.step < loop.n_steps
-        if stopping is not None and stopping.should_stop:
+        if any(stopping.should_stop for stopping in progress.stoppings.values()):
             is_incomplete = False
         save_every = config.save_every_steps
         save = _writer(run, "save", KEEP_ALL, stack) if save_every else serial.serial()
@@ -171,7 +171,7 @@ def _record_start(run: runs.Run, seed: int, parts: TrainParts, loop: train.Train
 
 
 def _check_validation(config: RunConfig, validation: serial.Stage | None) -> None:
-    names = [n for n in ("save_high", "save_low", "early_stop") if getattr(config, n)]
+    names = [n for n in ("save_high", "save_low", "early_stop", "stop_when") if getattr(config, n)]
     if names and validation is None:
         flags = ", ".join(f"--{name}" for name in names)
         raise UsageError(f"{flags} needs validation data: set --valid_pattern=PATTERN.")
@@ -281,25 +281,24 @@ def _before_dispatch(
 
 def _stages(
     run: runs.Run,
-    validation: serial.Stage | None,
-    stopping: early_stop.EarlyStopping | None,
-    loop: train.TrainLoop,
+    progress: Progress,
     stop_flag: StopFlag,
     watch: monitor.Monitor,
     stack: contextlib.ExitStack,
 ) -> Iterator[serial.Stage]:
     """Yields the stages that process every checkpoint; they are closed when training ends."""
-    every = run.config.check_every_steps
-    if validation is not None:
-        on_validation = list(selection.best_stages(run, stack))
-        if stopping is not None:
-            on_validation.append(selection.stop_stage(stopping, run.config.early_stop or ""))
-        validate = watch.timed("validation", serial.serial(validation, *on_validation))
+    every, loop = run.config.check_every_steps, progress.loop
+    if progress.validation is not None:
+        on_validation = [
+            *selection.best_stages(run, stack),
+            *selection.stop_stages(progress.stoppings),
+        ]
+        validate = watch.timed("validation", serial.serial(progress.validation, *on_validation))
         # A checkpoint that is written only because of a stop is not validated.
         yield lambda c: c if c.step % every and stop_flag.is_set() else validate(c)
     yield watch
     if run.config.progress:
-        bar = progress.ProgressBar(loop.n_steps, lines=True)
+        bar = progress_lib.ProgressBar(loop.n_steps, lines=True)
         before_dispatch = loop.before_dispatch
 
         def advance(step: int) -> None:

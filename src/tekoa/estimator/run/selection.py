@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.run.run import Run
@@ -29,15 +29,23 @@ def best_stages(run: Run, stack: contextlib.ExitStack) -> Iterator[serial.Stage]
             yield _checked(flag, metric, stack.enter_context(contextlib.closing(writer)))
 
 
-def early_stopping(run: Run, loop: TrainLoop) -> early_stop.EarlyStopping | None:
-    """Creates what `--early_stop=METRIC:N` requests, or returns None.
+def stoppings(run: Run, loop: TrainLoop) -> dict[str, early_stop.Stopping]:
+    """Creates what `--early_stop` and `--stop_when` request, by flag, at the step of the loop.
 
     Raises:
-        UsageError: If the flag is malformed.
+        UsageError: If a flag is malformed.
     """
-    text = run.config.early_stop
-    if text is None:
-        return None
+    stoppings: dict[str, early_stop.Stopping] = {}
+    if run.config.early_stop is not None:
+        stoppings["early_stop"] = _early_stopping(run, loop, run.config.early_stop)
+    if run.config.stop_when is not None:
+        stoppings["stop_when"] = _stop_when(run, loop, run.config.stop_when)
+    for stopping in stoppings.values():
+        stopping.resume(loop.step)
+    return stoppings
+
+
+def _early_stopping(run: Run, loop: TrainLoop, text: str) -> early_stop.EarlyStopping:
     match = re.fullmatch(r"([^:]+):0*([1-9]\d{0,8})(?::(min|max))?", text)
     if match is None:
         raise UsageError(
@@ -49,7 +57,7 @@ def early_stopping(run: Run, loop: TrainLoop) -> early_stop.EarlyStopping | None
             f"--early_stop={text}: say which values of {metric} are better, {text}:min or "
             f"{text}:max."
         )
-    stopping = early_stop.EarlyStopping(
+    return early_stop.EarlyStopping(
         _full_name(metric),
         patience=int(n_checks),
         mode="max" if mode == "max" else "min",
@@ -57,13 +65,25 @@ def early_stopping(run: Run, loop: TrainLoop) -> early_stop.EarlyStopping | None
         stop=loop.stop,
         path=run.model_dir / "early_stop.json",
     )
-    stopping.resume(loop.step)
-    return stopping
 
 
-def stop_stage(stopping: early_stop.EarlyStopping, metric_flag: str) -> serial.Stage:
-    """Returns the stage of `early_stopping`, which checks that the metric exists."""
-    return _checked("early_stop", _full_name(metric_flag.partition(":")[0]), stopping)
+def _stop_when(run: Run, loop: TrainLoop, text: str) -> early_stop.StopWhen:
+    try:
+        metric, comparison, bound = early_stop.parse_condition(text)
+    except ValueError as error:
+        raise UsageError(f"--stop_when: {error}") from None
+    return early_stop.StopWhen(
+        f"{_full_name(metric)}{comparison}{bound!r}",
+        group=_GROUP,
+        stop=loop.stop,
+        path=run.model_dir / "stop_when.json",
+    )
+
+
+def stop_stages(stoppings: Mapping[str, early_stop.Stopping]) -> Iterator[serial.Stage]:
+    """Yields the stages of `stoppings`, which check that their metrics exist."""
+    for flag, stopping in stoppings.items():
+        yield _checked(flag, stopping.metric, stopping)
 
 
 def _full_name(name: str) -> str:
