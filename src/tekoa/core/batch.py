@@ -1,5 +1,6 @@
 """Batches: model inputs and loss targets, whose first axis is the rows."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -163,3 +164,43 @@ def describe(batch: Any) -> str:
         f"{'/'.join(name) or 'batch'} {messages.array_text(np.result_type(leaf), np.shape(leaf))}"
         for name, leaf in trees.named_leaves(batch).items()
     )
+
+
+def shapes_to_json(tree: Any) -> Any:
+    """Returns the dtypes and shapes of arrays in dicts, lists and tuples as JSON values.
+
+    Returns:
+        The same nesting with texts such as 'float32[4,2]'; None where there is something else.
+
+    >>> shapes_to_json((np.zeros((4, 2), np.float32), {'length': np.zeros(4, np.int32)}))
+    ['float32[4,2]', {'length': 'int32[4]'}]
+    """
+    if isinstance(tree, Mapping):
+        return {str(name): shapes_to_json(part) for name, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [shapes_to_json(part) for part in tree]
+    is_array = hasattr(tree, "dtype") and not trees.is_key(tree)
+    return messages.array_text(np.dtype(tree.dtype), tree.shape) if is_array else None
+
+
+def shapes_from_json(value: Any) -> Any:
+    """Returns the shapes that `shapes_to_json` describes, as `jax.ShapeDtypeStruct`.
+
+    Raises:
+        ValueError: If the value describes something else.
+
+    >>> shapes_from_json(['float32[4,2]'])
+    (ShapeDtypeStruct(shape=(4, 2), dtype=float32),)
+    """
+    if isinstance(value, dict):
+        return {name: shapes_from_json(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return tuple(map(shapes_from_json, value))
+    match = re.fullmatch(r"(\w+)\[((?:\d+,?)*)\]", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"Not the dtype and shape of an array: {value!r}")
+    try:
+        dtype = jnp.dtype(match[1])
+    except TypeError:
+        raise ValueError(f"Unknown dtype: {match[1]!r}") from None
+    return jax.ShapeDtypeStruct(tuple(map(int, filter(None, match[2].split(",")))), dtype)

@@ -73,6 +73,7 @@ def save(
             **(meta or {}),
             "data_state": checkpoint.data_state,
             "facts": dict(checkpoint.facts),
+            "inputs": checkpoint.setup.get("inputs"),
         },
         metrics=flat_metrics(checkpoint),
         before_commit=outbox.barrier(),

@@ -65,7 +65,7 @@ class Checkpoint:
         data_state: Data position, or None if it is unknown.
         facts: Choices that a resumed run must repeat, such as steps per dispatch.
         setup: Facts from the start of the loop: seconds to load and to initialise, number of
-            weights, bytes, rows and tokens of a batch.
+            weights, bytes, rows and tokens of a batch, and the shapes of the model's inputs.
         resumed_from: The digest of the commit that the loop resumed from; empty if there is none.
         model_params: The model's parameters; this and the following are parts of `state`.
         model_state: The model's other variable collections.
@@ -85,7 +85,7 @@ class Checkpoint:
     data_time: float = 0.0
     data_state: Any = None
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    setup: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    setup: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     resumed_from: str = ""
 
     model_params = property(attrgetter("state.params"))

@@ -132,17 +132,22 @@ def resolve_steps_per_dispatch(
     return 1 if place.spans_processes else "auto"
 
 
-def sizes(state: TrainState, inputs: Any) -> dict[str, int]:
+def setup_facts(training: Training, state: TrainState, batch: Any) -> dict[str, Any]:
     """Returns the size of the model, and of a batch over all processes, for `Checkpoint.setup`.
 
     Args:
+        training: What the loop runs.
         state: The state.
-        inputs: The inputs of a batch of this process.
+        batch: A batch of this process.
     """
+    inputs = training.split(batch)[0]
     n_rows = hosts.current().count * batches.n_rows(inputs)
-    return {
+    facts: dict[str, Any] = {
         "n_weights": trees.n_elements(state.params),
         "n_bytes": trees.n_bytes(state.params),
         "n_rows": n_rows,
         "n_tokens": n_rows * (batches.n_tokens_per_row(inputs) or 0),
     }
+    if isinstance(training, ModelTraining):
+        facts["inputs"] = batches.shapes_to_json(training.init_inputs(batch))
+    return facts

@@ -258,7 +258,7 @@ class ModelTraining:
     def axes(self, rng: jax.Array, batch: Any) -> Mapping[trees.Name, tuple[Any, ...]]:
         if self._fns.axes is None:
             return {}
-        return self._fns.axes(rng, jax.eval_shape(self._inputs, batch))
+        return self._fns.axes(rng, jax.eval_shape(self.init_inputs, batch))
 
     def init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
         """Creates the state of a new model, with the metrics that the loss returns."""
@@ -274,7 +274,7 @@ class ModelTraining:
             raise
 
     def _init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
-        task, inputs = self._task, self._inputs(batch)
+        task, inputs = self._task, self.init_inputs(batch)
         state = steps.init_state(
             self._fns,
             task.optimizer,
@@ -309,7 +309,7 @@ class ModelTraining:
     def compute(self, sums: PyTree) -> dict[str, float]:
         return metrics.compute(sums)
 
-    def _inputs(self, batch: Any) -> tuple[Any, ...]:
+    def init_inputs(self, batch: Any) -> tuple[Any, ...]:
         sample = self._input_sample
         if sample is None:
             return self._task.split(batch)[0]

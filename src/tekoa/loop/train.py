@@ -143,7 +143,7 @@ class TrainLoop:
         self.stop_flag, self.options = stop_flag, options
         self._grads: KeepGrads = grads
         self._setup = {
-            **initial_state.sizes(state, training.split(first_batch)[0]),
+            **initial_state.setup_facts(training, state, first_batch),
             "load_seconds": load_seconds,
             "init_seconds": time.perf_counter() - began - load_seconds,
         }
