@@ -14,6 +14,8 @@ from flax import linen as nn
 from flax import nnx
 
 import tekoa
+from tekoa.store.commit import paths
+from tekoa.store.errors import StoreError
 from tekoa.testing import assert_trees_equal
 
 RNG = np.random.default_rng(0)
@@ -174,6 +176,16 @@ def test_the_best_checkpoint_is_kept_and_loaded(tmp_path):
 def test_training_stops_early_when_nothing_improves(tmp_path):
     result = fit(validation=TEST, optimizer=optax.sgd(0.0), patience=2)
     assert result.step == 18  # The first check is the best, then two without improvement.
+
+
+@pytest.mark.parametrize("suffix", ["", f".bad-{32 * '0'}"], ids=["damaged", "quarantined"])
+def test_a_directory_whose_only_step_is_damaged_is_not_trained_from_scratch(tmp_path, suffix):
+    fit(epochs=1, directory=tmp_path)
+    (path,) = tmp_path.glob("checkpoint_*")
+    (path / paths.MANIFEST).write_text("{")
+    path.rename(f"{path}{suffix}")
+    with pytest.raises(StoreError, match="none is usable"):
+        fit(epochs=2, directory=tmp_path)
 
 
 def test_a_fraction_is_held_out_for_validation():

@@ -24,6 +24,7 @@ from tekoa.hosts import signals
 from tekoa.loop.task import TrainTask
 from tekoa.loop.train import TrainLoop
 from tekoa.sharding.layout import Layout
+from tekoa.store.read import newest
 
 # Checks per run if neither epochs nor steps_per_check say how many.
 _N_CHECKS = 20
@@ -153,7 +154,7 @@ def fit(
         # The writer first: a second trainer of the directory is refused at once.
         writer = _writer(directory, stack)
         loop = TrainLoop(
-            model=checkpoint_files.CheckpointFileReader(directory, model) if directory else model,
+            model=_resumable(model, directory),
             task=TrainTask(
                 optimizer=optimizer,
                 loss=checks.loss,
@@ -273,6 +274,17 @@ def _writer(
     if hosts.current().is_writer:
         run_record.remove_end(directory)
     return [stack.enter_context(contextlib.closing(writer))]
+
+
+def _resumable(model: Any, directory: str | os.PathLike[str] | None) -> Any:
+    """Returns the model, or a reader around it if there may be a checkpoint to resume from."""
+    if directory is None:
+        return model
+    # A reader traces the initialisation once more. Other processes may see files late.
+    is_alone = hosts.current().count == 1
+    if is_alone and newest.newest_valid(directory, lambda path: path) is None:
+        return model
+    return checkpoint_files.CheckpointFileReader(directory, model)
 
 
 def _trackers(
