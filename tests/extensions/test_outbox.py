@@ -133,7 +133,19 @@ def test_closing_a_broken_sink_ends_and_says_what_is_missing(sink, caplog):
         box.put([3])
 
 
-def test_an_idle_outbox_keeps_no_thread_and_can_be_collected(sink, caplog):
+def test_records_that_follow_soon_are_written_by_the_same_thread(sink, monkeypatch):
+    monkeypatch.setattr(outbox, "IDLE_SECONDS", TIMEOUT)
+    box = Outbox(sink, name="sink")
+    for i in range(3):
+        box.put([i])
+        assert box.flush()
+    assert len(sink.threads) == 1
+    box.close()
+    assert not any(thread.is_alive() for thread in sink.threads)
+
+
+def test_an_idle_outbox_keeps_no_thread_and_can_be_collected(sink, caplog, monkeypatch):
+    monkeypatch.setattr(outbox, "IDLE_SECONDS", 0.01)
     caplog.set_level(logging.WARNING)
     box = Outbox(sink, name="sink")
     box.put([1])

@@ -97,6 +97,16 @@ def test_change_of_shape_or_dtype_is_logged_once(caplog, other):
     assert "from 0 float32[4,2], 1 float32[4] to 0 float" in record.message
 
 
+def test_the_form_is_the_same_object_until_a_batch_differs():
+    feed, forms = BatchFeed([(X, Y), (X + 1, Y), (X[:3], Y[:3]), (X, Y)]), []
+    for _ in range(4):
+        feed.next()
+        forms.append(feed.form)
+    assert forms[0] is forms[1]
+    assert forms[0] != forms[2]
+    assert forms[0] == forms[3]
+
+
 def test_string_in_a_batch_raises_with_its_name():
     with pytest.raises(TypeError, match="Entry '1'"):
         BatchFeed([(X, "cat")]).peek()

@@ -27,6 +27,7 @@ _outboxes: "weakref.WeakSet[Outbox]" = weakref.WeakSet()
 
 MAX_PENDING = 100_000
 RETRY_SECONDS = 2.0
+IDLE_SECONDS = 1.0
 GRACE_SECONDS = 10.0
 
 
@@ -165,10 +166,12 @@ class Outbox:
             return self._n_safe >= n
 
     def _work(self) -> None:
-        """Starts the thread if there is work for it."""
-        if self._thread is not None or not self._has_work():
+        """Wakes or starts the thread if there is work for it."""
+        if not self._has_work():
             return
-        # Not kept while idle, so that a forgotten outbox can be collected.
+        if self._thread is not None:
+            self._changed.notify_all()
+            return
         self._thread = threading.Thread(target=self._run, name="tekoa-sink", daemon=True)
         try:
             self._thread.start()
@@ -183,8 +186,14 @@ class Outbox:
         while True:
             is_done = self._attempt()
             with self._changed:
-                if is_done and self._has_work():
-                    continue
+                if is_done:
+                    # To start a thread for each checkpoint would hold up training. It ends when
+                    # idle, so that a forgotten outbox can be collected.
+                    self._changed.wait_for(
+                        lambda: self._has_work() or self._is_closing, IDLE_SECONDS
+                    )
+                    if self._has_work():
+                        continue
                 if is_done or self._is_closing:
                     self._thread = None
                     self._changed.notify_all()

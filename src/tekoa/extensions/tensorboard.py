@@ -165,7 +165,7 @@ class ScalarWriter:
         self._put([MediaPoint(tag, value, step, now) for tag, value in media.items()])
 
     def _put(self, records: Sequence[Record]) -> None:
-        if self._outbox is not None:
+        if self._outbox is not None and records:
             self._outbox.put(records)
 
     def flush(self) -> bool:

@@ -80,6 +80,11 @@ class BatchFeed:
         self._form, self._last = form, batch
 
     @property
+    def form(self) -> Any:
+        """Structure, shapes and dtypes of the last batch; the same object until they change."""
+        return self._form
+
+    @property
     def state(self) -> Any:
         """The position after the last batch returned, as JSON-able data, or None."""
         return self._state_before_peek if self._peeked else interop.position(self._iterator)

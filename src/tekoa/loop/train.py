@@ -118,8 +118,9 @@ class TrainLoop:
         self._training: Training = training
         self._feed = BatchFeed(training.data, training.split)
         first_batch = self._feed.peek()
-        if isinstance(training, ChoosesOptimizer):
-            training.resolve_optimizer(first_batch, self.n_steps)
+        self._chooser = training if isinstance(training, ChoosesOptimizer) else None
+        if self._chooser:
+            self._chooser.resolve_optimizer(first_batch, self.n_steps)
         self._place = placement.Placement(placement.choose_layout(layout, devices, optimizer_rules))
         options = Options(accumulate=accumulate, ema=ema, precision=precision, on_nan=on_nan)
         state, restored, load_seconds = initial_state.init_or_restore(
@@ -132,8 +133,8 @@ class TrainLoop:
         )
         if restored is not None:
             self._resume(state, restored)
-        if isinstance(training, ChoosesOptimizer) and training.optimizer_line:
-            self._report(training.optimizer_line)
+        if self._chooser and self._chooser.optimizer_line:
+            self._report(self._chooser.optimizer_line)
         steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
             steps_per_dispatch, restored, self._place
         )
@@ -150,9 +151,8 @@ class TrainLoop:
 
     def _resume(self, state: TrainState, restored: Restored) -> None:
         self._resumed_from = restored.commit
-        saved = restored.facts.get("optimizer")
-        if saved and isinstance(self._training, ChoosesOptimizer):
-            self._training.resolve_optimizer(self._feed.peek(), self.n_steps, saved)
+        if self._chooser and (saved := restored.facts.get("optimizer")):
+            self._chooser.resolve_optimizer(self._feed.peek(), self.n_steps, saved)
         self._feed.restore(restored.data_state)
         if step := int(state.step):
             changes = self._place.changes(restored.facts)
@@ -213,8 +213,8 @@ class TrainLoop:
     @property
     def facts(self) -> dict[str, Any]:
         """Choices that the run has made, which are saved with its checkpoints."""
-        own = self._training.facts if isinstance(self._training, ChoosesOptimizer) else {}
-        return {"steps_per_dispatch": self._runner.steps_per_dispatch, **own, **self._place.facts}
+        own = {"steps_per_dispatch": self._runner.steps_per_dispatch}
+        return own | (self._chooser.facts if self._chooser else {}) | self._place.facts
 
     @property
     def state(self) -> TrainState:
@@ -363,7 +363,7 @@ class TrainLoop:
         segment = self._runner.advance(target, origin)
         if segment is None:
             raise StopIteration("The data has ended.")
-        metrics, n_bad = train_metrics.read_metrics(segment, self._runner.state, self._training)
+        metrics, n_bad = train_metrics.read_metrics(segment, self.state, self._training, self.facts)
         elapsed = time.perf_counter() - began
         if n_bad and self.options.on_nan == "stop":
             raise self._runner.roll_back()

@@ -1,5 +1,8 @@
 """The metrics of training that every checkpoint carries, and so logs and TensorBoard show."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 
 from tekoa.core import trees
@@ -8,29 +11,30 @@ from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.loop.engine.programs import KeepGrads
 from tekoa.loop.engine.runner import Segment
-from tekoa.loop.task import ChoosesOptimizer, Training
+from tekoa.loop.task import Training
 from tekoa.optim import named
 from tekoa.optim import rates as optim_rates
 
 
 def read_metrics(
-    segment: Segment, state: TrainState, training: Training
+    segment: Segment, state: TrainState, training: Training, facts: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, float]], int]:
     """Waits for the device; returns the metrics of a segment and the number of bad steps.
 
     Metrics are in the group "train": means over the segment's steps, such as "loss", and values of
     its last step, such as "last_loss". In float16 they include the scale of the loss and the number
     of all steps so far that only lowered it. Learning rates that are known, by parameter group,
-    are in "rates": those in the optimizer's state, and that of an optimizer with a name.
+    are in "rates": those in the optimizer's state, and that of an optimizer with a name, from the
+    loop's `facts`.
     """
     outputs = {name: getattr(segment.output, name) for name in training.reported}
     outputs = {name: value for name, value in outputs.items() if value is not None}
     rates = optim_rates.current_rates(state.opt_state)
-    outputs, rates, sums, n_bad, step, scale = jax.device_get(
-        (outputs, rates, state.sums, state.health.n_bad, state.step, state.loss_scale)
+    outputs, rates, sums, n_bad, scale = jax.device_get(
+        (outputs, rates, state.sums, state.health.n_bad, state.loss_scale)
     )
-    if not rates and isinstance(training, ChoosesOptimizer):
-        rate = named.rate_at(training.facts.get("optimizer", {}), int(step))
+    if not rates and (optimizer := facts.get("optimizer")):
+        rate = named.rate_at(optimizer, int(state.step))
         rates = {} if rate is None else {"all": rate}
     means = training.compute(sums)
     train = {

@@ -39,6 +39,18 @@ def test_a_flat_step_computes_what_the_step_computes():
     assert_trees_equal(codec.unflatten_output(outputs), output)
 
 
+def test_single_parts_of_the_list_are_read_and_replaced():
+    before = state().replace(sums={"loss": jnp.ones(()), "accuracy": jnp.ones(())})
+    before = before.replace(health=before.health._replace(n_bad=jnp.int32(7)))
+    codec = StateCodec(before)
+    leaves = codec.flatten(before)
+    assert int(codec.n_bad(leaves)) == 7
+    sums = {"loss": jnp.zeros(()), "accuracy": jnp.full((), 5.0)}
+    after = codec.unflatten(codec.with_sums(leaves, sums))
+    assert_trees_equal(after, before.replace(sums=sums))
+    assert_trees_equal(codec.unflatten(leaves), before)
+
+
 def test_grads_are_none_unless_the_step_keeps_them():
     step = steps.make_train_step(FNS, lambda o, y: jnp.mean(o**2), TX, ema=0.5)
     codec = StateCodec(state())

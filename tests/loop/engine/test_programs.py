@@ -91,7 +91,9 @@ def test_a_good_run_compiles_no_guarded_step(line, steps_per_dispatch):
     loop.next_step()
     rollback = loop._runner._rollback
     loop.next_checkpoint()
-    programs = rollback._guarded
+    programs = {
+        program: guarded for program, guarded in rollback._guarded.items() if guarded is not program
+    }
     is_used = [program._cache_size() for program in programs]
     assert is_used == [1, int(steps_per_dispatch > 1)]
     assert [guarded._cache_size() for guarded in programs.values()] == [0, 0]

@@ -28,7 +28,11 @@ def two_guarded_steps(leaves, batches):
 
 
 def all_finite_since(before, after):
-    return before[1] == after[1]
+    return before[1] == after[1] and bool(np.isfinite(after[0]))
+
+
+def same_count(before, after):
+    return int(before[1]) == int(after[1])
 
 
 def start():
@@ -45,29 +49,49 @@ def run(rollback, leaves, batches, *, is_held=False):
 
 @pytest.fixture
 def rollback():
-    guarded = {step: guarded_step, two_steps: two_guarded_steps}
-    return Rollback(guarded, all_finite_since)
+    guarded = {
+        step: guarded_step,
+        two_steps: two_guarded_steps,
+        guarded_step: guarded_step,
+    }
+    return Rollback(guarded, all_finite_since, same_count)
 
 
-def test_only_unguarded_programs_are_covered(rollback):
-    assert rollback.covers(step)
-    assert not rollback.covers(guarded_step)
+def verify(rollback, leaves, *, all_ran=True):
+    return rollback.verify(leaves, all_ran=all_ran)
 
 
 def test_finite_steps_are_not_replayed(rollback):
-    assert rollback.verify(run(rollback, start(), [1.0, 2.0])) is None
+    assert verify(rollback, run(rollback, start(), [1.0, 2.0])) is None
+
+
+@pytest.mark.parametrize("value", [1.0, np.inf])
+@pytest.mark.parametrize("all_ran", [True, False])
+def test_parameters_are_checked_unless_a_guarded_step_has_done_so(rollback, value, all_ran):
+    leaves = [jnp.float32(value), jnp.int32(0)]
+    rollback.add(guarded_step, start(), 1.0, is_held=True)
+    is_replayed = verify(rollback, leaves, all_ran=all_ran) is not None
+    assert is_replayed == (not all_ran and not np.isfinite(value))
+
+
+def test_steps_before_a_guarded_one_are_replayed_with_it(rollback):
+    leaves = run(rollback, start(), [1.0, np.nan])
+    rollback.add(guarded_step, leaves, 4.0, is_held=False)
+    leaves, _ = guarded_step(leaves, 4.0)
+    (value, n_bad), outputs = verify(rollback, leaves)
+    assert (float(value), int(n_bad), float(outputs[0])) == (5.0, 1, 1.0)
 
 
 def test_steps_that_met_nan_are_replayed_with_a_guard(rollback):
     leaves = run(rollback, start(), [1.0, np.nan, 4.0])
     for _ in range(2):  # An interrupt may come before the result is stored.
-        (value, n_bad), outputs = rollback.verify(leaves)
+        (value, n_bad), outputs = verify(rollback, leaves)
         assert (float(value), int(n_bad), float(outputs[0])) == (5.0, 1, 1.0)
 
 
 def test_single_and_grouped_steps_are_replayed_in_order(rollback):
     leaves = run(rollback, start(), [1.0, (np.inf, 2.0), 4.0, (8.0, 16.0)])
-    (value, n_bad), outputs = rollback.verify(leaves)
+    (value, n_bad), outputs = verify(rollback, leaves)
     assert (float(value), int(n_bad), float(outputs[0])) == (31.0, 1, 15.0)
 
 
@@ -78,18 +102,18 @@ def test_only_dispatches_that_met_nan_run_guarded():
         runs.append(batch)
         return guarded_step(leaves, batch)
 
-    rollback = Rollback({step: guard}, all_finite_since)
-    rollback.verify(run(rollback, start(), [1.0, np.inf, 4.0]))
+    rollback = Rollback({step: guard}, all_finite_since, same_count)
+    verify(rollback, run(rollback, start(), [1.0, np.inf, 4.0]))
     assert runs == [np.inf]
 
 
 def test_closed_steps_are_forgotten(rollback):
-    rollback.verify(run(rollback, start(), [np.inf]))
+    verify(rollback, run(rollback, start(), [np.inf]))
     rollback.close()
     leaves = run(rollback, [jnp.float32(7), jnp.int32(1)], [2.0])
-    assert rollback.verify(leaves) is None
+    assert verify(rollback, leaves) is None
     rollback.close()
-    (value, _), _ = rollback.verify(run(rollback, leaves, [np.nan, 1.0]))
+    (value, _), _ = verify(rollback, run(rollback, leaves, [np.nan, 1.0]))
     assert float(value) == 10.0
 
 

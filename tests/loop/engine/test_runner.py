@@ -4,6 +4,7 @@ import optax
 import pytest
 
 from tekoa.bridges.functions import model_fns
+from tekoa.core import metrics
 from tekoa.core import step as steps
 from tekoa.loop import train_metrics
 from tekoa.loop.engine import runner
@@ -20,10 +21,13 @@ from tekoa.sharding.placement import Placement
 def run(line):
     """Creates a runner over `n` batches of the tiny problem."""
 
-    def make(n, steps_per_dispatch=1, stop_flag=None):
+    def make(n, steps_per_dispatch=1, stop_flag=None, metric_names=()):
         fns, tx = model_fns(line.params, line.apply), optax.sgd(0.1)
         data = line.data(n)
-        state = steps.init_state(fns, tx, jax.random.key(0), inputs=(data[0][0],))
+        inputs = (data[0][0],)
+        state = steps.init_state(
+            fns, tx, jax.random.key(0), inputs=inputs, metric_names=metric_names
+        )
         codec, place = StateCodec(state), Placement(None)
         step = steps.make_train_step(fns, line.mse, tx)
         dispatcher = Dispatcher(
@@ -49,7 +53,7 @@ def test_a_segment_describes_what_ran(run, line):
     np.testing.assert_array_equal(segment.batch[0], line.data(10)[3][0])
     task = TrainTask(optimizer=optax.sgd(0.1), loss=line.mse, data=())
     training = ModelTraining(model_fns(line.params, line.apply), task)
-    metrics, n_bad = train_metrics.read_metrics(segment, running.state, training)
+    metrics, n_bad = train_metrics.read_metrics(segment, running.state, training, {})
     assert list(metrics) == ["train"]
     assert sorted(metrics["train"]) == ["gradients_l2norm", "loss", "weights_l2norm"]
     assert n_bad == 0
@@ -105,6 +109,15 @@ def test_a_held_state_is_not_overwritten(run):
     running.advance(2)
     assert int(state.step) == 0
     assert int(running.state.step) == 2
+
+
+def test_emptied_sums_are_not_consumed_by_later_steps(run):
+    running = run(10, metric_names=("loss",))
+    for target in (2, 4, 6):
+        running.advance(target)
+        running.reset_sums(metrics.zeros)
+        assert float(running.state.sums["loss"].count) == 0
+        assert running.state is running.state
 
 
 def test_batches_of_different_shapes_are_not_grouped(line):

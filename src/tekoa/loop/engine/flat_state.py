@@ -5,13 +5,14 @@ of a step and the moment its result is stored.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 
 from tekoa.core import trees
 from tekoa.core.state import StepOutput, TrainState
 from tekoa.core.step import Step
+from tekoa.core.trees import PyTree
 
 Leaves = list[jax.Array]
 Outputs = list[Any]
@@ -25,6 +26,8 @@ class StateCodec:
         leaves, self._treedef = jax.tree.flatten(state)
         self._params_def = jax.tree.structure(state.params)
         self._impls = [jax.random.key_impl(x) if trees.is_key(x) else None for x in leaves]
+        # Where each array is in the list.
+        self._places: TrainState = jax.tree.unflatten(self._treedef, range(len(leaves)))
 
     def flatten(self, state: TrainState) -> Leaves:
         """Returns the arrays of a state, PRNG keys as their data; nothing is copied."""
@@ -40,6 +43,17 @@ class StateCodec:
             for x, impl in zip(leaves, self._impls, strict=True)
         ]
         return jax.tree.unflatten(self._treedef, leaves)
+
+    def n_bad(self, leaves: Leaves) -> jax.Array:
+        """Returns the number of steps that met NaN or Inf."""
+        return leaves[cast("int", self._places.health.n_bad)]
+
+    def with_sums(self, leaves: Leaves, sums: PyTree) -> Leaves:
+        """Returns the arrays with other metrics."""
+        leaves = list(leaves)
+        for i, x in zip(jax.tree.leaves(self._places.sums), jax.tree.leaves(sums), strict=True):
+            leaves[i] = x
+        return leaves
 
     def unflatten_output(self, outputs: Outputs) -> StepOutput:
         """Returns the output of a step from its list."""

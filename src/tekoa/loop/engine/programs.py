@@ -103,6 +103,11 @@ def make_programs(
         n_bad = codec.unflatten(before).health.n_bad
         return nonfinite.all_finite_since(n_bad, codec.unflatten(after), options.on_nan)
 
+    def same_count(before: Leaves, after: Leaves) -> bool:
+        n_before, n_after = int(codec.n_bad(before)), int(codec.n_bad(after))
+        return n_before == n_after and not (n_before and options.on_nan == "stop")
+
     one, many = map(place.jit, flatten(options))
-    rollback = Rollback({dispatcher.one: one, dispatcher.many: many}, all_finite_since)
+    guarded = {last: last, dispatcher.one: one, dispatcher.many: many}
+    rollback = Rollback(guarded, all_finite_since, same_count)
     return Programs(dispatcher=dispatcher, last=last, rollback=rollback)

@@ -29,25 +29,26 @@ class Rollback:
     """Remembers the state before unguarded steps, and their batches.
 
     Args:
-        guarded: Each unguarded program and its guarded counterpart, over lists of arrays.
+        guarded: Each program and its guarded counterpart, over lists of arrays; a program that is
+            guarded is its own.
         all_finite_since: `all_finite_since(before, after)` -> whether no step between two states
             met NaN or Inf.
+        same_count: `same_count(before, after)` -> the same from the counts alone, which is enough
+            if the last step was guarded: it has checked the parameters.
     """
 
     def __init__(
         self,
         guarded: Mapping[FlatStep, FlatStep],
         all_finite_since: Callable[[Leaves, Leaves], jax.Array],
+        same_count: Callable[[Leaves, Leaves], bool],
     ):
-        self._guarded, self._all_finite_since = guarded, all_finite_since
+        self._guarded = guarded
+        self._all_finite_since, self._same_count = all_finite_since, same_count
         self._before: Leaves | None = None
         self._spare: Leaves | None = None
         self._dispatches: list[tuple[FlatStep, Any]] = []
         self._n_bytes = self._n_bytes_each = 0
-
-    def covers(self, program: FlatStep) -> bool:
-        """Whether a program runs unguarded and must be recorded."""
-        return program in self._guarded
 
     @property
     def is_due(self) -> bool:
@@ -59,7 +60,7 @@ class Rollback:
         """Records a dispatch that is about to run.
 
         Args:
-            program: The unguarded program.
+            program: The program, one of those that have a guarded counterpart.
             leaves: The state before it.
             batch: Its batch, or several of them stacked.
             is_held: Whether these arrays stay valid; otherwise they are copied if necessary.
@@ -77,18 +78,24 @@ class Rollback:
         self._spare = copy
         return copy
 
-    def verify(self, leaves: Leaves) -> tuple[Leaves, Outputs] | None:
+    def verify(self, leaves: Leaves, *, all_ran: bool) -> tuple[Leaves, Outputs] | None:
         """Waits for the recorded steps, and replays them if one met NaN or Inf.
 
         Until `close` is called, a second call returns the same: an interrupt may come in between.
 
         Args:
             leaves: The state after the steps.
+            all_ran: Whether it is certain that the last recorded dispatch has run.
 
         Returns:
             None if all steps were finite; else the replacement for `leaves` and the last output.
         """
-        if self._before is None or self._all_finite_since(self._before, leaves):
+        if self._before is None:
+            return None
+        last = self._dispatches[-1][0]
+        is_guarded = all_ran and self._guarded[last] is last
+        is_good = self._same_count if is_guarded else self._all_finite_since
+        if is_good(self._before, leaves):
             return None
         leaves, outputs = copy_leaves(self._before), []
         for program, batch in self._dispatches:

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import jax
-
 from tekoa.core import nonfinite
 from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.trees import PyTree
@@ -80,7 +78,9 @@ class Runner:
         # A list with one entry, so that it can be replaced by a single operation; see `_run`.
         self._current: list[tuple[Leaves, Outputs]] = [(codec.flatten(state), [])]
         self._lookahead = lookahead.Lookahead()
-        self._is_held = False
+        # A list of arrays that must stay valid, and the same as a state.
+        self._held: tuple[Leaves, TrainState] | None = None
+        self._empty_sums: PyTree = None
         self._compiled: set[FlatStep] = set()
         self._compile_seconds = 0.0
         self.codec, self.feed, self._place = codec, feed, place
@@ -89,7 +89,7 @@ class Runner:
         self.before_dispatch: Callable[[int], object] | None = None
         self._dispatcher, self._last = programs.dispatcher, programs.last
         self._rollback = programs.rollback
-        self._queue: list[Any] = []
+        self._queue: list[tuple[Any, Any]] = []  # Batches and their forms.
         self.step = int(state.step)
         self.is_exhausted, self._data_seconds = False, 0.0
         self._start = self.step, feed.state
@@ -98,8 +98,11 @@ class Runner:
     def state(self) -> TrainState:
         """The current state; it stays valid, since the next step runs on a copy."""
         self._verify_unguarded()
-        self._is_held = True
-        return self.codec.unflatten(self._current[0][0])
+        leaves = self._current[0][0]
+        # Compared, not only reset after a step: an interrupt may come in between.
+        if self._held is None or self._held[0] is not leaves:
+            self._held = leaves, self.codec.unflatten(leaves)
+        return self._held[1]
 
     @property
     def leaves(self) -> Leaves:
@@ -109,7 +112,7 @@ class Runner:
     def adopt(self, leaves: Leaves, outputs: Outputs, n_steps: int, position: Any) -> None:
         """Continues from what a group has computed, at its data position."""
         self._current[:] = [(leaves, outputs)]
-        self._is_held = False
+        self._held = None
         self.step += n_steps
         if self.feed.state != position:
             self.feed.restore(position)
@@ -117,15 +120,18 @@ class Runner:
     def reset_sums(self, empty: Callable[[PyTree], PyTree]) -> None:
         """Empties the metrics accumulated in the state."""
         state = self.state
-        if state.sums:
-            zeros = self._place.whole(empty(state.sums))
-            self._replace(state.replace(sums=zeros))
+        if not state.sums:
+            return
+        if self._empty_sums is None:  # The state is held, so no step consumes these arrays.
+            self._empty_sums = self._place.whole(empty(state.sums))
+        leaves = self.codec.with_sums(self._current[0][0], self._empty_sums)
+        self._replace(state.replace(sums=self._empty_sums), leaves)
 
     def roll_back(self) -> nonfinite.NonFiniteError:
         """Goes back to the last good state and its data position; returns the error to raise."""
         diagnosis = nonfinite.diagnosis(self.state)
         state = self.state.replace(health=self._place.whole(Health.zero()))
-        self._replace(state)
+        self._replace(state, self.codec.flatten(state))
         self.step, self.is_exhausted = int(state.step), False
         self._queue.clear()
         start, position = self._start
@@ -135,8 +141,9 @@ class Runner:
             'learning rate, clip gradients, or pass on_nan="skip".'
         )
 
-    def _replace(self, state: TrainState) -> None:
-        self._current[:] = [(self.codec.flatten(state), [])]
+    def _replace(self, state: TrainState, leaves: Leaves) -> None:
+        self._current[:] = [(leaves, [])]
+        self._held = leaves, state
 
     @property
     def steps_per_dispatch(self) -> int | None:
@@ -188,7 +195,7 @@ class Runner:
         n_steps = self.step - start
         if not n_steps:
             return None
-        self._verify_unguarded()
+        self._verify_unguarded(all_ran=True)
         output = self.codec.unflatten_output(self._current[0][1])
         return Segment(
             output=output,
@@ -209,16 +216,17 @@ class Runner:
         queue = self._queue
         if self.is_exhausted and len(queue) <= n:
             n = 1
-        if n > 1 and not _have_same_shapes(queue[:n]):
+        if n > 1 and any(form is not queue[0][1] for _, form in queue[:n]):
             n = 1  # Batches of different lengths cannot be stacked.
-        group, self._queue = queue[:n], queue[n:]
+        group, self._queue = [batch for batch, _ in queue[:n]], queue[n:]
         return group, n_left == 0 or (self.is_exhausted and len(queue) == 1)
 
     def _fill_queue(self, n: int) -> None:
         began = time.perf_counter()
         while len(self._queue) < n and not self.is_exhausted:
             try:
-                self._queue.append(self._place.batch(self.feed.next()))
+                batch = self._place.batch(self.feed.next())
+                self._queue.append((batch, self.feed.form))
             except StopIteration:
                 self.is_exhausted = True
         self._data_seconds += time.perf_counter() - began
@@ -226,38 +234,32 @@ class Runner:
     def _run(self, group: list[Any], is_last: bool) -> None:
         run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
         rollback = self._rollback
-        if rollback is not None and rollback.covers(run):
-            rollback.add(run, self._current[0][0], batch, is_held=self._is_held)
-        else:
-            self._verify_unguarded()
         leaves = self._current[0][0]
+        is_held = self._held is not None and self._held[0] is leaves
+        if rollback is not None:
+            rollback.add(run, leaves, batch, is_held=is_held)
         # A step consumes its arrays. They are copied if someone holds them, or if the program is
         # yet to be compiled: an interrupt during compilation must not lose them.
         is_new, began = run not in self._compiled, time.perf_counter()
-        if self._is_held or is_new:
+        if is_held or is_new:
             leaves = copy_leaves(leaves)
         # In one piece of C code: an interrupt between the call and an assignment would lose
         # the new state, while the old one's arrays are gone already.
         self._current[:] = map(run, [leaves], [batch])
-        self._is_held = False
+        self._held = None
         if is_new:  # The call returns before the step is done, but not before it is compiled.
             self._compile_seconds += time.perf_counter() - began
             self._compiled.add(run)
         self._lookahead.sent(self._current[0][1][0])
         if rollback is not None and rollback.is_due:
-            self._verify_unguarded()
+            self._verify_unguarded(all_ran=True)
 
-    def _verify_unguarded(self) -> None:
+    def _verify_unguarded(self, *, all_ran: bool = False) -> None:
         """Checks the unguarded steps since the last check; replays them if one met NaN or Inf."""
         if self._rollback is None:
             return
-        replayed = self._rollback.verify(self._current[0][0])
+        replayed = self._rollback.verify(self._current[0][0], all_ran=all_ran)
         if replayed is not None:
             self._current[:] = [replayed]
-            self._is_held = False
+            self._held = None
         self._rollback.close()
-
-
-def _have_same_shapes(batches: list[Any]) -> bool:
-    shapes = [[leaf.shape for leaf in jax.tree.leaves(batch)] for batch in batches]
-    return all(shape == shapes[0] for shape in shapes)
