@@ -64,6 +64,10 @@ def as_model_fns(
         return functions.haiku_model_fns(model)
     if callable(apply):
         return functions.model_fns(model, apply)
+    if isinstance(model, type):
+        raise TypeError(
+            f"{model.__name__} is a class. Pass a model: {model.__name__}(...), with its arguments."
+        )
     raise TypeError(
         f"Cannot create a model from {type(model).__name__}. Pass a Linen, NNX or Equinox module, "
         "a Haiku transformed pair, ModelFns, or init and apply functions."

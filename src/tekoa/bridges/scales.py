@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from tekoa.bridges import any_model
 from tekoa.core import batch as batches
 from tekoa.core import objective
-from tekoa.optim.scales import auto, table
+from tekoa.optim.scales import auto, table, trace
 
 
 def find_scales(
@@ -56,7 +56,11 @@ def find_scales(
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return outputs if loss is None else loss(*outputs, *targets)
 
-    return auto.scales_of_function(compute_loss, params, variables, inputs, targets)
+    try:
+        return auto.scales_of_function(compute_loss, params, variables, inputs, targets)
+    except trace.TraceError as error:
+        # The user knows the model and the loss, not `compute_loss`.
+        raise error.__cause__ or error from None
 
 
 def _as_arrays(inputs: Any) -> Any:

@@ -1,7 +1,8 @@
 """Batches: model inputs and loss targets, whose first axis is the rows."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -152,6 +153,33 @@ def undo_microbatches(tree: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x: jnp.swapaxes(x, 0, 1).reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree
     )
+
+
+@contextlib.contextmanager
+def described_errors(batch: Any, split: Any) -> Iterator[None]:
+    """Adds to an error of a model or a loss what they received.
+
+    Args:
+        batch: The batch.
+        split: Separates its inputs from its targets.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(batch, Mapping) and split is split_batch:
+            error.add_note(
+                f"The batch is a dict with the entries {sorted(batch)}, and the model received all "
+                "of it as its only input. Name what it should receive: inputs='x', targets='y'."
+            )
+        with contextlib.suppress(Exception):  # The split itself may have failed.
+            parts = zip(("inputs", "targets"), split(batch), strict=True)
+            texts = (f"{name} {_without_quotes(shapes_to_json(part))}" for name, part in parts)
+            error.add_note(f"The batch has {' and '.join(texts)}.")
+        raise
+
+
+def _without_quotes(shapes: Any) -> str:
+    return ", ".join(str(shape).replace("'", "") for shape in shapes) or "none"
 
 
 def describe(batch: Any) -> str:

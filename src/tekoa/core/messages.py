@@ -1,11 +1,18 @@
 """Helpers for the text of messages. Imports no JAX."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 
-def did_you_mean(word: str, choices: Iterable[str], *, n: int = 1, prefix: str = "") -> str:
+def did_you_mean(
+    word: str,
+    choices: Iterable[str],
+    *,
+    n: int = 1,
+    prefix: str = "",
+    elsewhere: Mapping[str, str] | None = None,
+) -> str:
     """Returns ' Did you mean ...?' with the closest choices, or nothing if none is close.
 
     Args:
@@ -13,12 +20,19 @@ def did_you_mean(word: str, choices: Iterable[str], *, n: int = 1, prefix: str =
         choices: The known words.
         n: The largest number of choices to offer.
         prefix: Text to put before each choice, such as '--' for flags.
+        elsewhere: Names that other libraries use, in lower case without punctuation, and the
+            choices that they stand for.
 
     >>> did_you_mean('trian', ['train', 'eval'])
     " Did you mean 'train'?"
     >>> did_you_mean('xyz', ['train', 'eval'])
     ''
+    >>> did_you_mean('MSELoss', ['mse'], elsewhere={'mseloss': 'mse'})
+    " Did you mean 'mse'?"
     """
+    known = (elsewhere or {}).get("".join(filter(str.isalnum, word.lower())))
+    if known is not None:
+        return f" Did you mean {prefix + known!r}?"
     close = difflib.get_close_matches(word, list(choices), n=n)
     return f" Did you mean {' or '.join(repr(prefix + name) for name in close)}?" if close else ""
 

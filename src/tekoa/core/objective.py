@@ -54,7 +54,10 @@ class Objective:
             value = self.loss(*outputs, *targets)
         else:
             value = outputs[0] if len(outputs) == 1 else outputs
-        mean, means = _read_loss(value, batches.n_rows(self.split(batch)[0]))
+        advice = "Take the mean over the batch."
+        if self.loss is None:
+            advice = "Without loss=, the model must return the loss: pass loss=, or a mean."
+        mean, means = _read_loss(value, batches.n_rows(self.split(batch)[0]), advice)
         return mean.total, (mean.count, changed, means)
 
     def _forward(self, params: PyTree, variables: Variables, batch: Any, rng: jax.Array):
@@ -105,7 +108,9 @@ class Objective:
         return {"loss": reductions[LOSS], **reductions}
 
 
-def _read_loss(value: Any, n_rows: int) -> tuple[metrics.Mean, dict[str, metrics.Mean]]:
+def _read_loss(
+    value: Any, n_rows: int, advice: str
+) -> tuple[metrics.Mean, dict[str, metrics.Mean]]:
     loss, metric_values = split_metrics(value)
     if not isinstance(loss, metrics.Mean):
         dtype = getattr(loss, "dtype", None)
@@ -113,7 +118,7 @@ def _read_loss(value: Any, n_rows: int) -> tuple[metrics.Mean, dict[str, metrics
             kind = type(loss).__name__ if dtype is None else f"{dtype} of shape {jnp.shape(loss)}"
             raise TypeError(
                 "The loss must be a floating point number, a Mean(total, count), or a pair of one "
-                f"of these and a dict of metrics; got {kind}. Take the mean over the batch."
+                f"of these and a dict of metrics; got {kind}. {advice}"
             )
     metric_values = {"loss": loss, **metric_values}
     if not isinstance(loss, metrics.Mean):

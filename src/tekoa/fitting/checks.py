@@ -75,7 +75,7 @@ class Checks:
         Raises:
             ValueError: If they contradict one another, or a name is unknown.
         """
-        functions = metric_names.find_metrics(metrics)
+        functions = metric_names.find_metrics(metrics, loss)
         if loss is not None:
             functions = {"loss": _loss_alone(loss), **functions}
         requested = {"best": best, "patience": patience, "stop_when": stop_when}

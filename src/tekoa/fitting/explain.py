@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -95,7 +95,7 @@ def _text(train: dict[str, Any], other: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def training_errors(
-    loop: TrainLoop, loss: Any, train: Dataset, validation: Dataset | None
+    loop: TrainLoop, loss: Any, train: Dataset, validation: Mapping[str, Dataset]
 ) -> Iterator[None]:
     """Adds to an error of training what is wrong with the data.
 
@@ -103,9 +103,12 @@ def training_errors(
         loop: The loop; after a NaN or Inf it is back at the bad step.
         loss: The loss.
         train: The training data.
-        validation: The validation data, if there is any.
+        validation: The validation data by name.
     """
-    with compared_shapes(train, validation or train, "The validation data"):
+    with contextlib.ExitStack() as stack:
+        for name, data in validation.items():
+            what = f"The validation data {name}".strip()
+            stack.enter_context(compared_shapes(train, data, what))
         try:
             yield
         except nonfinite.NonFiniteError as error:
@@ -131,15 +134,15 @@ def _explain_labels(error: Exception, loop: TrainLoop, split: Any) -> None:
         )
 
 
-def print_notes(loop: TrainLoop, metrics: Any, validation: Dataset | None) -> None:
+def print_notes(loop: TrainLoop, metrics: Any, validation: Mapping[str, Dataset]) -> None:
     """Prints what is probably not meant, although it can be trained.
 
     Args:
         loop: The loop, before training.
         metrics: The metrics that were passed to `fit`.
-        validation: The validation data, if there is any.
+        validation: The validation data by name.
     """
-    if metrics and validation is None:
+    if metrics and not validation:
         print("Metrics are measured on validation data: pass validation=, or use evaluate(data).")
     if note := _channels_note(loop):
         print(note)

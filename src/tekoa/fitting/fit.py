@@ -14,14 +14,14 @@ from tekoa.core.model import Remat
 from tekoa.extensions import checkpoint_files, monitor, run_record, serial
 from tekoa.extensions.early_stop import Stopping
 from tekoa.extensions.trackers.tracker import Tracker
+from tekoa.fitting import explain, loss_names, metric_names
 from tekoa.fitting import inputs as data_lib
-from tekoa.fitting import loss_names, metric_names
 from tekoa.fitting.checks import Checks
 from tekoa.fitting.history import History
 from tekoa.fitting.inputs import Dataset
 from tekoa.fitting.result import FitResult
 from tekoa.hosts import signals
-from tekoa.loop.task import TrainTask
+from tekoa.loop.task import TrainTask, check_count
 from tekoa.loop.train import TrainLoop
 from tekoa.sharding.layout import Layout
 from tekoa.store.read import newest
@@ -30,6 +30,7 @@ from tekoa.store.read import newest
 _N_CHECKS = 20
 
 
+@explain.explain_arguments
 def fit(
     model: Any,
     data: Any,
@@ -153,6 +154,7 @@ def fit(
         trackers = _trackers(track, directory, stack, batch_size=batch_size, optimizer=optimizer)
         # The writer first: a second trainer of the directory is refused at once.
         writer = _writer(directory, stack)
+        stack.enter_context(explain.resuming_errors(directory))
         loop = TrainLoop(
             model=_resumable(model, directory),
             task=TrainTask(
@@ -178,12 +180,16 @@ def fit(
             stdout=show_progress,
         )
         stages = (callbacks, trackers, writer)
-        rows, is_complete = _train(loop, checks, stages, directory, batch_size, show_progress)
+        if show_progress:
+            explain.print_notes(loop, metrics, valid_sets)
+        with explain.training_errors(loop, checks.loss, train_data, valid_sets):
+            rows, is_complete = _train(loop, checks, stages, directory, batch_size, show_progress)
     if directory is not None and is_complete and hosts.current().is_writer:
         run_record.write_end(directory, loop.step)
     return FitResult(
         loop=loop,
         original=model,
+        loss=checks.loss,
         history=History(rows()),
         metrics=checks.metrics,
         data=train_data,
@@ -254,6 +260,9 @@ def _plan(
         raise ValueError(f"Pass steps= or epochs=, not both; got {steps} and {epochs}.")
     if steps is None and epochs is None:
         epochs = 1
+    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("seed", seed)):
+        if value is not None:
+            check_count(name, value, 0 if name == "seed" else 1)
     batches, n_batches = dataset.train_batches(
         batch_size=batch_size, epochs=epochs, seed=seed, shuffle=shuffle
     )

@@ -69,6 +69,11 @@ class Dataset:
         assert self.ready is not None
         return self.ready
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the fields of an example; empty if the data consists of ready batches."""
+        return {} if self.source is None else dict(self.source.info.shapes)
+
     def only_inputs(self) -> "Dataset":
         """Returns the data without fields that the model does not receive, such as text."""
         if self.source is None or self.inputs is None:
@@ -135,11 +140,16 @@ def as_dataset(
     """
     if is_arrays(data):
         data = data if isinstance(data, tuple) else (data, ())
-        return _dataset_of_arrays(data, inputs, targets)
+        return _dataset_of_arrays(data, inputs, targets, classes)
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # A DataFrame.
         data = {str(name): np.asarray(data[name]) for name in data.columns}
     if _has_examples(data):
         return _dataset_of_fields(as_source(data), inputs, targets, classes)
+    if isinstance(data, (tuple, list)) and _starts_with_number(data):
+        raise TypeError(
+            "Lists are ready batches. Pass rows of numbers as arrays: (np.asarray(x), "
+            "np.asarray(y))."
+        )
     if not isinstance(data, Iterable):
         raise TypeError(
             f"data must be arrays, a pattern, a Source or an iterable of batches, got "
@@ -229,6 +239,20 @@ def check_images(dataset: Dataset, other: Dataset) -> None:
         )
 
 
+def check_rank(dataset: Dataset, other: Dataset) -> None:
+    """Checks that inputs have as many axes as those of the training data.
+
+    Raises:
+        DataError: If they have more or fewer, such as a single row.
+    """
+    shape, other_shape = (data.shapes.get("inputs") for data in (dataset, other))
+    if shape is not None and other_shape is not None and len(shape) != len(other_shape):
+        raise DataError(
+            f"The inputs must have shape (rows, {', '.join(map(str, shape))}), as in training, but "
+            f"a row has shape {other_shape}. Pass a single row as x[None]."
+        )
+
+
 def divide(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Sets a random part of the examples aside for validation.
 
@@ -250,6 +274,10 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0
 
 
+def _starts_with_number(data: Any) -> bool:
+    return isinstance(next(iter(jax.tree.leaves(data)), None), int | float)
+
+
 def is_arrays(data: Any) -> bool:
     """Whether data is an array of inputs, or (inputs, targets), each an array or a tree of them."""
     if not isinstance(data, tuple):
@@ -269,16 +297,22 @@ def _has_examples(data: Any) -> bool:
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
-def _dataset_of_arrays(pair: Any, inputs: Names | None, targets: Names | None) -> Dataset:
+def _dataset_of_arrays(
+    pair: Any, inputs: Names | None, targets: Names | None, classes: Sequence[str] | None
+) -> Dataset:
     if inputs is not None or targets is not None:
         raise ValueError("inputs= and targets= name fields, but the data is a pair of arrays.")
-    leaves, structure = jax.tree.flatten(pair)
+    structure = jax.tree.structure(pair)
 
     def split(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return batch_lib.split_batch(structure.unflatten([batch[k] for k in sorted(batch)]))
 
-    fields = {f"array {i:03d}": leaf for i, leaf in enumerate(leaves)}
-    return Dataset(source=as_source(fields), split=split)
+    fields = {}
+    for name, part in zip(("inputs", "targets"), map(jax.tree.leaves, pair), strict=True):
+        # In the order of the leaves, also after sorting.
+        fields |= {name if len(part) == 1 else f"{name} {i:03d}": x for i, x in enumerate(part)}
+    source, classes = _encode_classes(as_source(fields), "targets", classes)
+    return Dataset(source=source, split=split, classes=classes)
 
 
 def _dataset_of_fields(

@@ -4,6 +4,7 @@ Each is `loss(outputs, targets) -> Mean`: the mean over all rows and positions, 
 microbatches and uneven batches because totals and counts are summed separately.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,27 +12,65 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tekoa.core import batch as batches
 from tekoa.core import messages
 from tekoa.core.metrics import Mean
 
 Loss = Callable[..., Any]
 
+# Names in other libraries, in lower case and without punctuation.
+_ELSEWHERE = {
+    "cross_entropy": (
+        "crossentropyloss categoricalcrossentropy sparsecategoricalcrossentropy nll nllloss "
+        "softmaxcrossentropy negativeloglikelihood"
+    ),
+    "bce": "binarycrossentropy bceloss bcewithlogits bcewithlogitsloss logloss",
+    "mse": "meansquarederror mseloss l2 l2loss squarederror",
+    "mae": "meanabsoluteerror l1 l1loss maeloss",
+    "huber": "smoothl1 smoothl1loss huberloss",
+}
+ELSEWHERE = {other: name for name, others in _ELSEWHERE.items() for other in others.split()}
 
+
+def of_two_arrays(function: Loss) -> Loss:
+    """Checks that a loss or metric receives one array of outputs and one of targets."""
+
+    @functools.wraps(function)
+    def call(*arrays: Any) -> Any:
+        if len(arrays) != 2 or not all(hasattr(array, "dtype") for array in arrays):
+            shapes = ", ".join(str(batches.shapes_to_json(array)) for array in arrays)
+            raise TypeError(
+                f"{function.__name__!r} needs one array of outputs and one of targets, but the "
+                f"outputs of the model, followed by the targets, are: {shapes}. Pass a function "
+                "that accepts all of these instead of the name."
+            )
+        return function(*arrays)
+
+    return call
+
+
+@of_two_arrays
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> Mean:
     """Returns the cross-entropy of logits.
 
     Args:
         logits: Scores of shape (..., classes).
         labels: Class numbers of shape (...), where negative numbers are ignored; or probabilities
-            of the shape of the logits.
+            of the shape of the logits, such as one-hot rows.
     """
     logits = logits.astype(jnp.float32)
-    if jnp.issubdtype(labels.dtype, jnp.integer):
+    is_one_hot = labels.shape == logits.shape != (*logits.shape[:-1], 1)
+    if jnp.issubdtype(labels.dtype, jnp.integer) and not is_one_hot:
         labels, is_counted = class_labels(logits, labels)
         values = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return Mean(jnp.sum(values * is_counted), jnp.sum(is_counted))
-    _check_same_shape("cross_entropy", logits, labels)
-    return _mean(optax.softmax_cross_entropy(logits, labels))
+    if labels.shape != logits.shape:
+        raise ValueError(
+            f"'cross_entropy' needs class numbers, which are integers, or one probability for each "
+            f"class; got targets {labels.dtype} of shape {labels.shape} for outputs of shape "
+            f"{logits.shape}. Use y.astype(int) for class numbers, and 'mse' for quantities."
+        )
+    return _mean(optax.softmax_cross_entropy(logits, labels.astype(jnp.float32)))
 
 
 def class_labels(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -50,24 +89,28 @@ def class_labels(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.A
     return jnp.maximum(labels, 0), (labels >= 0).astype(jnp.float32)
 
 
+@of_two_arrays
 def bce(logits: jax.Array, targets: jax.Array) -> Mean:
     """Returns the binary cross-entropy of logits with targets between 0 and 1."""
     logits, targets = same_shape("bce", logits, targets)
     return _mean(optax.sigmoid_binary_cross_entropy(logits, targets))
 
 
+@of_two_arrays
 def mse(outputs: jax.Array, targets: jax.Array) -> Mean:
     """Returns the mean squared error."""
     outputs, targets = same_shape("mse", outputs, targets)
     return _mean(jnp.square(outputs - targets))
 
 
+@of_two_arrays
 def mae(outputs: jax.Array, targets: jax.Array) -> Mean:
     """Returns the mean absolute error."""
     outputs, targets = same_shape("mae", outputs, targets)
     return _mean(jnp.abs(outputs - targets))
 
 
+@of_two_arrays
 def huber(outputs: jax.Array, targets: jax.Array) -> Mean:
     """Returns the Huber loss with a threshold of 1."""
     outputs, targets = same_shape("huber", outputs, targets)
@@ -93,7 +136,8 @@ def find_loss(loss: str | Loss | None) -> Loss | None:
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise ValueError(
-                f"There is no loss {loss!r}.{messages.did_you_mean(loss, LOSSES)} Use one of "
+                f"There is no loss {loss!r}."
+                f"{messages.did_you_mean(loss, LOSSES, elsewhere=ELSEWHERE)} Use one of "
                 f"{', '.join(LOSSES)}, or a function loss(outputs, targets)."
             )
         return LOSSES[loss]

@@ -5,6 +5,7 @@ exact for batches of different sizes and on several devices or hosts. Outputs ar
 class on the last axis for class numbers, or one per target for yes-or-no targets.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import numpy as np
 from tekoa.core import messages
 from tekoa.core.metrics import Mean, Totals
 from tekoa.fitting import loss_names
-from tekoa.fitting.loss_names import class_labels, same_shape
+from tekoa.fitting.loss_names import class_labels, of_two_arrays, same_shape
 
 Metric = Callable[..., Any]
 Mode = Literal["min", "max"]
@@ -24,11 +25,13 @@ Mode = Literal["min", "max"]
 N_AUC_BINS = 4096
 
 
+@of_two_arrays
 def accuracy(outputs: jax.Array, targets: jax.Array) -> Mean:
     """Returns the fraction of correct predictions."""
     return top(outputs, targets, 1) if _has_classes(outputs, targets) else _yes_no(outputs, targets)
 
 
+@of_two_arrays
 def top5(logits: jax.Array, labels: jax.Array) -> Mean:
     """Returns the fraction of rows whose class is among the five largest logits."""
     return top(logits, labels, 5)
@@ -52,21 +55,25 @@ def _yes_no(logits: jax.Array, targets: jax.Array) -> Mean:
     return Mean(jnp.sum(is_correct.astype(jnp.float32)), jnp.float32(targets.size))
 
 
+@of_two_arrays
 def precision(outputs: jax.Array, targets: jax.Array) -> Totals:
     """Returns true positives / predicted positives; the mean over the classes if there are any."""
     return Totals(_confusion(outputs, targets), _precision)
 
 
+@of_two_arrays
 def recall(outputs: jax.Array, targets: jax.Array) -> Totals:
     """Returns true positives / positives; the mean over the classes if there are any."""
     return Totals(_confusion(outputs, targets), _recall)
 
 
+@of_two_arrays
 def f1(outputs: jax.Array, targets: jax.Array) -> Totals:
     """Returns the harmonic mean of precision and recall; macro average over the classes."""
     return Totals(_confusion(outputs, targets), _f1)
 
 
+@of_two_arrays
 def auc(logits: jax.Array, targets: jax.Array) -> Totals:
     """Returns the area under the ROC curve for yes-or-no targets.
 
@@ -83,16 +90,19 @@ def auc(logits: jax.Array, targets: jax.Array) -> Totals:
     return Totals(totals, _area)
 
 
+@of_two_arrays
 def perplexity(logits: jax.Array, labels: jax.Array) -> Totals:
     """Returns the exponential of the cross-entropy."""
     return Totals(loss_names.cross_entropy(logits, labels)._asdict(), _exp_mean)
 
 
+@of_two_arrays
 def rmse(outputs: jax.Array, targets: jax.Array) -> Totals:
     """Returns the root of the mean squared error."""
     return Totals(loss_names.mse(outputs, targets)._asdict(), _root_mean)
 
 
+@of_two_arrays
 def r2(outputs: jax.Array, targets: jax.Array) -> Totals:
     """Returns the coefficient of determination over all targets together."""
     outputs, targets = same_shape("r2", outputs, targets)
@@ -119,20 +129,61 @@ METRICS: dict[str, tuple[Metric, Mode]] = {
 }
 
 
-def find_metrics(metrics: Sequence[str] | Mapping[str, Metric] | str) -> dict[str, Metric]:
+# Names in other libraries, in lower case and without punctuation.
+_ELSEWHERE = {
+    **loss_names.ELSEWHERE,
+    **dict.fromkeys(
+        ("acc", "categoricalaccuracy", "sparsecategoricalaccuracy", "binaryaccuracy", "top1"),
+        "accuracy",
+    ),
+    **dict.fromkeys(("f1score", "macrof1"), "f1"),
+    **dict.fromkeys(("rocauc", "auroc", "rocaucscore"), "auc"),
+    **dict.fromkeys(("topkcategoricalaccuracy", "top5accuracy"), "top5"),
+    "rootmeansquarederror": "rmse",
+    "r2score": "r2",
+    "ppl": "perplexity",
+}
+# Metrics of class numbers, which can be read off probabilities too.
+_OF_CLASSES = (accuracy, top5, precision, recall, f1)
+
+
+def find_metrics(
+    metrics: Sequence[str] | Mapping[str, Metric] | str, loss: Any = None
+) -> dict[str, Metric]:
     """Returns metric functions by name.
 
     Args:
         metrics: One name, several names, or functions by name.
+        loss: The loss of training. With the cross-entropy, targets of the shape of the outputs
+            are probabilities of classes, such as one-hot rows; otherwise each is a yes or no.
 
     Raises:
         ValueError: If there is no metric of a name.
         TypeError: If a metric is not a function.
     """
     if isinstance(metrics, Mapping):
-        return {name: _find_metric(name, metric) for name, metric in metrics.items()}
-    names = [metrics] if isinstance(metrics, str) else metrics
-    return {name: _find_metric(name, name) for name in names}
+        functions = {name: _find_metric(name, metric) for name, metric in metrics.items()}
+    else:
+        names = [metrics] if isinstance(metrics, str) else metrics
+        functions = {name: _find_metric(name, name) for name in names}
+    if loss is not loss_names.cross_entropy:
+        return functions
+    return {
+        name: _of_probabilities(metric) if metric in _OF_CLASSES else metric
+        for name, metric in functions.items()
+    }
+
+
+def _of_probabilities(metric: Metric) -> Metric:
+    """Returns a metric of class numbers that accepts one probability for each class too."""
+
+    @functools.wraps(metric)
+    def call(outputs: jax.Array, targets: jax.Array) -> Any:
+        if targets.shape == outputs.shape and outputs.shape[-1:] not in ((), (1,)):
+            targets = jnp.argmax(targets, axis=-1)
+        return metric(outputs, targets)
+
+    return call
 
 
 def _find_metric(name: str, metric: Any) -> Metric:
@@ -142,7 +193,8 @@ def _find_metric(name: str, metric: Any) -> Metric:
         raise TypeError(f"Metric {name!r} must be a name or a function, got {metric!r}.")
     if metric not in METRICS:
         raise ValueError(
-            f"There is no metric {metric!r}.{messages.did_you_mean(metric, METRICS)} Use "
+            f"There is no metric {metric!r}."
+            f"{messages.did_you_mean(metric, METRICS, elsewhere=_ELSEWHERE)} Use "
             f"{', '.join(METRICS)}, or a dict of functions metric(outputs, targets)."
         )
     return METRICS[metric][0]

@@ -14,8 +14,8 @@ from tekoa.core import objective
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.extensions import checkpoint_files
+from tekoa.fitting import explain, metric_names
 from tekoa.fitting import inputs as data_lib
-from tekoa.fitting import metric_names
 from tekoa.fitting.history import History
 from tekoa.fitting.inputs import Dataset
 from tekoa.loop.predict import predictions
@@ -29,6 +29,7 @@ class FitResult:
     Attributes:
         loop: The loop that trained it; iterate over `loop.until(n)` to train further.
         original: The model that was passed to `fit`.
+        loss: The loss function, or None if the model returns the loss.
         history: The metrics of every checkpoint.
         metrics: The metrics of the validation, by name.
         data: The form of the training data.
@@ -40,6 +41,7 @@ class FitResult:
 
     loop: TrainLoop
     original: Any
+    loss: Callable[..., Any] | None
     history: History
     metrics: Mapping[str, Callable[..., Any]]
     data: Dataset
@@ -95,21 +97,24 @@ class FitResult:
         Raises:
             ValueError: If there is neither data nor validation data, or no metric.
         """
-        functions = dict(self.metrics) if metrics is None else metric_names.find_metrics(metrics)
+        functions = self.metrics
+        if metrics is not None:
+            functions = metric_names.find_metrics(metrics, self.loss)
+        dataset, sets = self.data, self.validation
         if data is not None:
-            sets = {"": self._dataset(data, self.data.targets).eval_batches(self.batch_size)}
-        elif self.validation:
-            sets = self.validation
-        else:
+            dataset = self._dataset(data, self.data.targets)
+            sets = {"": dataset.eval_batches(self.batch_size)}
+        if not sets:
             raise ValueError("There is no validation data: pass evaluate(data).")
         checkpoint = self.loop.checkpoint()
-        return {
-            "/".join(filter(None, (name, metric))): value
-            for name, batches in sets.items()
-            for metric, value in self.loop.evaluation(functions, batches)(checkpoint)
-            .metrics["eval"]
-            .items()
-        }
+        with explain.compared_shapes(self.data, dataset, "This data"):
+            return {
+                "/".join(filter(None, (name, metric))): value
+                for name, batches in sets.items()
+                for metric, value in self.loop.evaluation(functions, batches)(checkpoint)
+                .metrics["eval"]
+                .items()
+            }
 
     def predict(self, data: Any) -> Any:
         """Returns the outputs of the model for every row, as numpy arrays.
@@ -125,13 +130,16 @@ class FitResult:
             split=dataset.split,
             layout=self.loop.layout,
         )
-        parts = [jax.device_get(part) for part in outputs]
+        with explain.compared_shapes(self.data, dataset, "This data"):
+            parts = [jax.device_get(part) for part in outputs]
         return jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
 
     def _dataset(self, data: Any, targets: data_lib.Names | None) -> Dataset:
         is_named = self.data.inputs is not None and not data_lib.is_arrays(data)
         if not is_named:
-            return data_lib.as_dataset(data)
+            dataset = data_lib.as_dataset(data, classes=self.data.classes)
+            data_lib.check_rank(self.data, dataset)
+            return dataset
         dataset = data_lib.as_dataset(
             data, inputs=self.data.inputs, targets=targets, classes=self.data.classes
         )

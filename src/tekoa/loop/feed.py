@@ -5,9 +5,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from tekoa.core import batch as batches
-from tekoa.core import objective
+from tekoa.core import objective, trees
 from tekoa.data import interop
 
 _log = logging.getLogger("tekoa")
@@ -78,6 +80,18 @@ class BatchFeed:
         if form not in self._shapes:
             self._shapes.append(form)
         self._form, self._last = form, batch
+
+    def nonfinite_entries(self) -> str:
+        """Returns which entries of the next batch have NaN or Inf, and the first row of each."""
+        parts = dict(zip(("inputs", "targets"), self._split(self.peek()), strict=True))
+        texts = []
+        for name, leaf in trees.named_leaves(parts).items():
+            values = np.asarray(leaf)
+            if jnp.issubdtype(values.dtype, jnp.inexact) and not np.isfinite(values).all():
+                bad = np.argwhere(~np.isfinite(values))
+                where = f" from row {bad[0][0]} on" if values.ndim else ""
+                texts.append(f"{'/'.join(name).removesuffix('/0')}{where}")
+        return ", ".join(texts)
 
     @property
     def form(self) -> Any:

@@ -245,7 +245,10 @@ class ModelTraining:
         """
         task = self._task
         find_table = functools.partial(find_scales, self._fns, task.loss, batch, split=task.split)
-        self.optimizer_line = optimizers.resolve_named(self._optimizer, find_table, n_steps, saved)
+        with batches.described_errors(batch, task.split):
+            self.optimizer_line = optimizers.resolve_named(
+                self._optimizer, find_table, n_steps, saved
+            )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -262,30 +265,20 @@ class ModelTraining:
 
     def init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
         """Creates the state of a new model, with the metrics that the loss returns."""
-        try:
-            return self._init(rng, batch, options)
-        except Exception as error:
-            if isinstance(batch, Mapping) and self._task.split is batches.split_batch:
-                error.add_note(
-                    f"The batch is a dict with the entries {sorted(batch)}, and the model received "
-                    "all of it as its only input. Name what it should receive: "
-                    "TrainTask(inputs='x', targets='y')."
-                )
-            raise
-
-    def _init(self, rng: jax.Array, batch: Any, options: Options) -> TrainState:
-        task, inputs = self._task, self.init_inputs(batch)
-        state = steps.init_state(
-            self._fns,
-            task.optimizer,
-            rng,
-            inputs=inputs,
-            ema=options.ema,
-            precision=options.precision,
-        )
+        task = self._task
         loss_of = objective.Objective(self._fns, task.loss, split=task.split)
-        variables = objective.merge_carry(state.variables, state.carry)
-        _, (_, _, means) = jax.eval_shape(loss_of, state.params, variables, batch, state.rng)
+        with batches.described_errors(batch, task.split):
+            inputs = self.init_inputs(batch)
+            state = steps.init_state(
+                self._fns,
+                task.optimizer,
+                rng,
+                inputs=inputs,
+                ema=options.ema,
+                precision=options.precision,
+            )
+            variables = objective.merge_carry(state.variables, state.carry)
+            _, (_, _, means) = jax.eval_shape(loss_of, state.params, variables, batch, state.rng)
         return state.replace(sums=metrics.zeros(means))
 
     def make_step(self, options: Options, *, keep_grads: bool = False) -> steps.Step:

@@ -183,7 +183,7 @@ def check_name(name: str) -> None:
     """Raises `ValueError`, with the closest name, if there is no such optimizer."""
     if name in BY_SCALES or name in makers():
         return
-    names = sorted([*BY_SCALES, *makers()])
+    names = sorted({*BY_SCALES, *makers()})
     hint = messages.did_you_mean(name, names)
     raise ValueError(f"There is no optimizer {name!r}.{hint} Choose from: {', '.join(names)}.")
 

@@ -88,7 +88,7 @@ def test_job_that_waits_for_the_one_before_is_counted_and_reported(caplog, monke
     saver.start("saving step 2", lambda: None)
     saver.wait()
     assert saver.n_late == 1
-    assert "saving step 2 waits for saving step 1 to end" in caplog.text
+    assert "saving step 2 waits for the previous save" in caplog.text
 
 
 def test_after_a_stop_the_wait_for_a_stuck_job_ends_with_the_grace_period():

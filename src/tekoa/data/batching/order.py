@@ -137,7 +137,7 @@ def count_batches(n_examples: int, plan: BatchPlan, name: str) -> int:
     if n_batches == 0:
         raise DataError(
             f"{name} has fewer examples ({n_examples} in {plan.epochs} epochs) than one batch "
-            f"({plan.batch_size}). Use remainder='pad' or 'keep', or a smaller batch."
+            f"({plan.batch_size}). Use a smaller batch_size, or remainder='pad' or 'keep'."
         )
     return n_batches
 

@@ -136,9 +136,12 @@ class Runner:
         self._queue.clear()
         start, position = self._start
         self.feed.restore(position, then=self.step - start)
+        advice = "Lower the learning rate, clip gradients,"
+        if position is not None and (entries := self.feed.nonfinite_entries()):
+            advice = f"The batch itself has NaN or Inf: {entries}. Clean the data,"
         return nonfinite.NonFiniteError(
-            f"{diagnosis} The loop is back at step {self.step}, the last good one. Lower the "
-            'learning rate, clip gradients, or pass on_nan="skip".'
+            f"{diagnosis} The loop is back at step {self.step}, the last good one. {advice} "
+            'or pass on_nan="skip".'
         )
 
     def _replace(self, state: TrainState, leaves: Leaves) -> None:

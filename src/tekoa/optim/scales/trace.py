@@ -53,6 +53,10 @@ def split_static(
     return [leaves[i] for i in positions], merge
 
 
+class TraceError(ValueError):
+    """The function failed on the batch; its own error is the cause."""
+
+
 def trace(
     fn: Callable[..., Any],
     params: trees.PyTree,
@@ -62,7 +66,8 @@ def trace(
     """Traces `fn(params, *merge(arrays))` and checks that it can be differentiated.
 
     Raises:
-        ValueError: If it cannot be traced or differentiated.
+        TraceError: If it cannot be traced.
+        ValueError: If it cannot be differentiated.
     """
 
     def outputs(params: trees.PyTree, arrays: list[Any]) -> Any:
@@ -74,7 +79,7 @@ def trace(
         shapes = jax.tree.map(_shape_text, merge(arrays))
         # An NNX or Equinox module can be called, but not as fn(params, *batch).
         hint = "" if hasattr(fn, "__name__") else f" {FOR_LIBRARIES}"
-        raise ValueError(
+        raise TraceError(
             f"The model cannot be traced on a batch of {shapes}: {_first_line(error)} "
             f"Check that the batch has the arguments of fn(params, *batch).{hint}"
         ) from error

@@ -117,7 +117,7 @@ class BackgroundSaver:
             now = time.monotonic()
             if not is_reported and now - started > _LATE_SECONDS:
                 is_reported = True
-                _log.warning("%s waits for %s to end (%d late)", what, self._what, self.n_late)
+                _log.warning("%s waits for the previous save (%d late)", what, self.n_late)
             if deadline is None and signals.is_stop_requested():
                 deadline = now + self._grace_seconds
             if deadline is not None and now > deadline:
