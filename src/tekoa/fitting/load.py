@@ -96,12 +96,12 @@ def _check_model(
             f"{path}: the model cannot be initialised with the inputs of the run, {inputs}: {error}"
         ) from error
     _check_same(trees.flatten_named(fresh[0]), trees.flatten_named(params), path)
-    # The carry has one row per example of a batch, on all hosts.
-    others = (
-        {name: tree for name, tree in collections.items() if name != "carry"}
-        for collections in (fresh[1], variables)
+    expected, others = (
+        # The carry has one row per example of a batch, on all hosts.
+        trees.flatten_named({name: tree for name, tree in rest.items() if name != "carry"})
+        for rest in (fresh[1], variables)
     )
-    _check_same(*map(trees.flatten_named, others), path)
+    _check_same(expected, others, path)
 
 
 def _like(fresh: PyTree, loaded: PyTree, path: pathlib.Path) -> PyTree:
