@@ -91,13 +91,6 @@ def test_one_hot_targets_train_and_measure_like_class_numbers():
     assert 0 < scores[0]["accuracy"] < 1
 
 
-def test_targets_of_text_become_class_numbers():
-    names = np.array(["ash", "elm", "oak"])
-    result = fit(data=(X, names[Y]))
-    assert result.classes == ["ash", "elm", "oak"]
-    assert result.evaluate((X, names[Y])) == fit().evaluate((X, Y))
-
-
 def test_a_single_row_is_no_batch():
     result = fit()
     assert result.predict(X[:1]).shape == (1, 3)

@@ -57,18 +57,6 @@ def test_columns_of_numbers_become_one_matrix():
     assert_rows(first_batch(dataset)[0], X[:4], Y[:4])
 
 
-def test_text_targets_become_class_numbers(tmp_path):
-    path = tmp_path / "table.csv"
-    path.write_text("size,kind\n1,pear\n2,apple\n3,pear\n4,fig\n")
-    dataset = inputs.as_dataset(str(path), targets="kind")
-    assert dataset.classes == ["apple", "fig", "pear"]
-    _, targets = first_batch(dataset)[0]
-    np.testing.assert_array_equal(targets[0], [2, 0, 2, 1])
-    other = {"size": np.ones(1), "kind": np.array(["plum"], object)}
-    with pytest.raises(DataError, match="classes plum, which the training data does not have"):
-        inputs.as_dataset(other, targets="kind", classes=dataset.classes)
-
-
 def test_text_is_no_input(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("name,size,kind\na,1,0\nb,2,1\n")

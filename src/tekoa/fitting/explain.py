@@ -37,7 +37,7 @@ _OTHER_ARGUMENTS = {
 
 
 def explain_arguments(function: F) -> F:
-    """Explains arguments that a function does not have, by those of other libraries."""
+    """Explains arguments that `fit` does not have, and a directory that has another run."""
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -48,13 +48,14 @@ def explain_arguments(function: F) -> F:
             hint = f" Use {_OTHER_ARGUMENTS[name]}." if name in _OTHER_ARGUMENTS else ""
             hint = hint or messages.did_you_mean(name, known)
             raise TypeError(f"{function.__name__} has no argument {name!r}.{hint}")
-        return function(*args, **kwargs)
+        with _resuming_errors(kwargs.get("directory")):
+            return function(*args, **kwargs)
 
     return cast(F, call)
 
 
 @contextlib.contextmanager
-def resuming_errors(directory: Any) -> Iterator[None]:
+def _resuming_errors(directory: Any) -> Iterator[None]:
     """Adds to an error that the directory contains a run of another model or other data."""
     try:
         yield

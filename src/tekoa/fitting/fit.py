@@ -134,13 +134,11 @@ def fit(
     >>> result.predict(np.float32([[0.5]])).round(2)
     array([[1.5]], dtype=float32)
     """
-    train_data, valid_sets = data_lib.as_datasets(
-        data, validation, inputs=inputs, targets=targets, seed=seed
-    )
+    train, sets = data_lib.as_datasets(data, validation, inputs=inputs, targets=targets, seed=seed)
     checks = Checks.of(
         loss_names.find_loss(loss),
         metrics,
-        valid_sets,
+        sets,
         validate_every=validate_every,
         best=best,
         patience=patience,
@@ -148,13 +146,12 @@ def fit(
         directory=directory,
     )
     batches, n_steps, every = _plan(
-        train_data, steps, epochs, batch_size, seed, shuffle, steps_per_check
+        train, steps, epochs, batch_size, seed, shuffle, steps_per_check
     )
     with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
         trackers = _trackers(track, directory, stack, batch_size=batch_size, optimizer=optimizer)
         # The writer first: a second trainer of the directory is refused at once.
         writer = _writer(directory, stack)
-        stack.enter_context(explain.resuming_errors(directory))
         loop = TrainLoop(
             model=_resumable(model, directory),
             task=TrainTask(
@@ -162,7 +159,7 @@ def fit(
                 loss=checks.loss,
                 data=batches,
                 apply=apply,
-                split=train_data.split,
+                split=train.split,
                 remat=remat,
                 clip_norm=clip_norm,
                 grad_noise=grad_noise,
@@ -180,9 +177,7 @@ def fit(
             stdout=show_progress,
         )
         stages = (callbacks, trackers, writer)
-        if show_progress:
-            explain.print_notes(loop, metrics, valid_sets)
-        with explain.training_errors(loop, checks.loss, train_data, valid_sets):
+        with explain.training_errors(loop, checks.loss, train, sets):
             rows, is_complete = _train(loop, checks, stages, directory, batch_size, show_progress)
     if directory is not None and is_complete and hosts.current().is_writer:
         run_record.write_end(directory, loop.step)
@@ -192,7 +187,7 @@ def fit(
         loss=checks.loss,
         history=History(rows()),
         metrics=checks.metrics,
-        data=train_data,
+        data=train,
         batch_size=batch_size,
         directory=None if directory is None else pathlib.Path(directory),
         is_complete=is_complete,
@@ -210,6 +205,8 @@ def _train(
 ) -> tuple[Callable[[], list[dict[str, Any]]], bool]:
     """Trains; returns what returns the rows of the history, and whether training is complete."""
     callbacks, trackers, writers = stages
+    if show_progress:
+        explain.print_notes(loop, checks.metrics.keys() - {"loss"}, checks.sets)
     watch = monitor.Monitor(loop)
     stoppings = checks.stoppings(loop, directory)
     with contextlib.ExitStack() as stack:

@@ -14,6 +14,7 @@ from tekoa.core import batch as batch_lib
 from tekoa.core import messages, objective
 from tekoa.data import DataError, Source, as_batches, as_source, interop
 from tekoa.data.readers import huggingface
+from tekoa.fitting.classes import encode_classes
 
 Names = str | Sequence[str]
 
@@ -311,7 +312,8 @@ def _dataset_of_arrays(
     for name, part in zip(("inputs", "targets"), map(jax.tree.leaves, pair), strict=True):
         # In the order of the leaves, also after sorting.
         fields |= {name if len(part) == 1 else f"{name} {i:03d}": x for i, x in enumerate(part)}
-    source, classes = _encode_classes(as_source(fields), "targets", classes)
+    source, classes = encode_classes(as_source(fields), "targets", classes)
+    _ = source.info  # Reads an example: unknown classes are reported now.
     return Dataset(source=source, split=split, classes=classes)
 
 
@@ -333,7 +335,7 @@ def _dataset_of_fields(
             return Dataset(source=source)
         inputs, targets = pair
     _check_names(inputs, targets, dtypes)
-    source, classes = _encode_classes(source, targets, classes)
+    source, classes = encode_classes(source, targets, classes)
     _ = source.info  # Reads an example: unknown classes are reported now.
     if inputs is None:
         used = {targets} if isinstance(targets, str) else set(targets or ())
@@ -347,43 +349,6 @@ def _dataset_of_fields(
             )
     split = _named_split(inputs, targets)
     return Dataset(source=source, split=split, inputs=inputs, targets=targets, classes=classes)
-
-
-def _encode_classes(
-    source: Source, targets: Names | None, classes: Sequence[str] | None
-) -> tuple[Source, Sequence[str] | None]:
-    """Numbers the classes as in the training data; text is replaced by its class number."""
-    own = source.info.facts.get("classes")
-    if own and targets is not None:
-        return (source, own) if classes is None else (source.with_classes(classes), classes)
-    dtype = source.info.dtypes.get(targets) if isinstance(targets, str) else None
-    if dtype is None or dtype.kind not in "OUS":
-        return source, classes
-    name = str(targets)
-    if classes is None:
-        names: set[str] = set()
-        for batch in source.batches(4096, epochs=1, remainder="keep"):
-            names.update(map(str, batch[name]))
-        classes = sorted(names)
-    return source.map_batch(_ClassNumbers(name, tuple(classes))), classes
-
-
-@dataclasses.dataclass(frozen=True)
-class _ClassNumbers:
-    """Replaces the text of a field by its place in a sorted list; can be sent to a process."""
-
-    field: str
-    classes: tuple[str, ...]
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        text = np.asarray([str(value) for value in batch[self.field]])
-        if unknown := sorted(set(text.tolist()) - set(self.classes)):
-            raise DataError(
-                f"Field {self.field!r} has the classes {messages.some_of(unknown)}, which the "
-                f"training data does not have: {messages.some_of(self.classes)}."
-            )
-        numbers = np.searchsorted(np.asarray(self.classes), text).astype(np.int32)
-        return {**batch, self.field: numbers}
 
 
 def _check_names(inputs: Names | None, targets: Names | None, fields: Iterable[str]) -> None:
