@@ -3,8 +3,12 @@ import pathlib
 import re
 import time
 
+import numpy as np
+import optax
 import pytest
+from flax import nnx
 
+import tekoa
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.report import compare, facts, page
 
@@ -44,6 +48,28 @@ def test_the_table_has_the_scores_and_the_settings_that_differ(write_run, tmp_pa
     assert rows[0] == ["a", "finished", "50", "0.6065", "0.6672", "0.3935", "100", "4.1 s", "0.1"]
     assert rows[1][:3] == ["b", "incomplete", "50"]
     assert (rows[1][3], rows[1][-1]) == ("0.08208", "0.5")
+
+
+def test_runs_of_fit_are_compared_by_their_best_validation(tmp_path):
+    x = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+    result = tekoa.fit(
+        nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+        (x, 3 * x),
+        loss="mse",
+        optimizer=optax.sgd(0.1),
+        steps=4,
+        batch_size=8,
+        validation=(x, 3 * x),
+        metrics=["r2"],
+        directory=tmp_path,
+        show_progress=False,
+    )
+    head, row = table_of(compare.render([facts.gather(tmp_path, verify=None)]))
+    losses, scores = result.history["eval/loss"], result.history["eval/r2"]
+    assert losses[0] > losses[-1]
+    cells = dict(zip(head, row, strict=True))
+    assert float(cells["eval loss, best"]) == pytest.approx(min(losses), rel=1e-3)
+    assert float(cells["eval r2, best"]) == pytest.approx(max(scores), rel=1e-3)
 
 
 def test_runs_are_overlaid_and_parameters_left_out(write_run, tmp_path):

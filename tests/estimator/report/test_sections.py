@@ -36,18 +36,22 @@ def test_training_validation_and_evaluators_share_the_chart_of_a_metric():
                     "train/valid_acc": line(0.5),
                     "params/w ()": line(1.0),
                     "rates/bias": line(0.1),
+                    "gradient_norms/dense/kernel": line(0.1),
+                    "eval/loss": line(3.0),
+                    "eval/clean/acc": line(0.7),
                 },
                 "dev/one": {"dev/acc": line(0.6)},
             }
         )
     )
     assert {name: list(by) for name, by in charts.items()} == {
-        "loss": ["train", "valid"],
-        "acc": ["valid", "dev/one"],
+        "loss": ["train", "valid", "eval"],
+        "acc": ["valid", "eval/clean", "dev/one"],
+        "gradient_norms": ["dense/kernel"],
         "rates": ["bias"],
         "weights_l2norm": ["train"],
     }
-    assert list(charts) == ["loss", "acc", "rates", "weights_l2norm"]
+    assert list(charts) == ["loss", "acc", "gradient_norms", "rates", "weights_l2norm"]
 
 
 def test_best_checkpoint_is_marked_only_on_its_own_curve():

@@ -134,10 +134,12 @@ def _scores(facts: RunFacts) -> dict[str, float]:
     """Returns the last training loss, and the best value of each metric of validation."""
     scores = {}
     for name, by_source in sections.metric_charts(facts).items():
+        if sections.is_of_parameters(name):
+            continue
         for source, points in by_source.items():
             if source == TRAIN and name == "loss":
                 scores["train loss, last"] = points[-1].value
-            elif source != TRAIN and name not in sections.LAST and name != "rates":
+            elif source != TRAIN and name not in sections.LAST:
                 best = _best([point.value for point in points], name)
                 if best is not None:
                     scores[f"{source} {name}, best"] = best

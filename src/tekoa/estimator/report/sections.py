@@ -26,7 +26,8 @@ LAST = ("last_loss", "gradients_l2norm", "weights_l2norm")
 def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
     """Groups the points of all curves by metric, then by source.
 
-    Validation during training is logged as `train/valid_METRIC`.
+    Validation during training is logged as `train/valid_METRIC` by the command, and by `fit` as
+    `eval/METRIC` or `eval/NAME/METRIC`.
     """
     charts: dict[str, dict[str, list[Point]]] = {}
     for place, curves in facts.curves.items():
@@ -35,8 +36,10 @@ def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
             if group in ("params", "system") or name == SPEED:
                 continue
             source = place or group
-            if place == TRAIN and group != TRAIN:  # Such as rates/GROUP.
+            if is_of_parameters(group):
                 source, name = name, group
+            elif place == TRAIN and group != TRAIN:
+                source, _, name = tag.rpartition("/")
             elif place == TRAIN and name.startswith("valid_"):
                 source, name = "valid", name.removeprefix("valid_")
             charts.setdefault(name, {})[source] = points
@@ -48,6 +51,11 @@ def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
         name: {source: charts[name][source] for source in sorted(charts[name], key=source_rank)}
         for name in sorted(charts, key=metric_rank)
     }
+
+
+def is_of_parameters(group: str) -> bool:
+    """Whether a group has one curve for each parameter or group of them, not for each metric."""
+    return group == "rates" or group.endswith("_norms")
 
 
 def metric_rank(name: str) -> tuple[int, int, str]:
@@ -249,11 +257,14 @@ def settings(facts: RunFacts) -> str:
         if name != "overrides" and value not in (defaults.get(name), None, [])
     }
     versions = ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items())
-    about = {"model": record.get("model"), "seed": record.get("random_seed"), "versions": versions}
-    command = " ".join(["tekoa", *map(str, record.get("command", [])[1:])])
+    model, seed = record.get("model"), record.get("random_seed")
+    about = {} if model is None else {"model": model, "seed": seed}  # A script has neither.
+    script, *arguments = map(str, record.get("command") or [""])
+    command = " ".join([script if model is None else "tekoa", *arguments])
+    values = {**about, **flatten(record.get("settings") or {}), "versions": versions}
+    values = {name: value for name, value in values.items() if value is not None}
     return (
-        f'<div class="two">{_pairs({**about, **flatten(record.get("settings") or {})})}'
-        f"{_pairs(changed_flags)}</div>"
+        f'<div class="two">{_pairs(values)}{_pairs(changed_flags) if changed_flags else ""}</div>'
         f'<div class="card text" style="margin-top:14px"><pre>{_text(command)}</pre></div>'
     )
 
