@@ -3,13 +3,11 @@
 Used only by `hosts.join`.
 """
 
-import fcntl
+import hashlib
 import ipaddress
 import os
-import pathlib
 import socket
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -20,7 +18,7 @@ class HostsError(RuntimeError):
     exit_code = 2
 
 
-_claims: list[int] = []
+_claims: list[socket.socket] = []
 
 
 def prepare(
@@ -110,25 +108,24 @@ def is_loopback(host: str) -> bool:
 
 
 def claim(address: str, index: int) -> None:
-    """Reserves an index on this machine until the process ends.
+    """Reserves an index on this machine, if it runs Linux, until the process ends.
 
     If two processes join with one index, JAX aborts the group.
     """
-    name = f"tekoa-{os.getuid()}-{address.replace('/', '_')}-{index}.lock"
-    path = pathlib.Path(tempfile.gettempdir()) / name
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if sys.platform != "linux":
+        return
+    # A name without a file, which the system frees however the process ends.
+    digest = hashlib.sha256(f"{os.getuid()} {address} {index}".encode()).hexdigest()
+    name = socket.socket(socket.AF_UNIX)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.read(fd, 20).decode()
-        os.close(fd)
+        name.bind(f"\0tekoa-{digest}")
+    except OSError:
+        name.close()
         raise HostsError(
-            f"There already is a process {index} (pid {pid}) of the group at {address}. Choose "
+            f"There already is a process {index} of the group at {address} on this machine. Choose "
             "another --process_id, or another address for another group."
         ) from None
-    os.truncate(fd, 0)
-    os.write(fd, str(os.getpid()).encode())
-    _claims.append(fd)
+    _claims.append(name)
 
 
 def check_port(host: str, port: int) -> None:
