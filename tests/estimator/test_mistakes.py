@@ -29,16 +29,16 @@ AT_ONCE = {
     "inspect without a directory": (["inspect"], "inspect needs a directory"),
     "inspect a missing directory": (["inspect", "no_such_dir"], "no_such_dir"),
     "too many processes": (["launch", "--processes=100000", "train", "mnist"], "from 1 to 64"),
-    "run in a bucket": (["train", "mnist", "--model_dir=gs://bucket/run"], "only local paths"),
+    "run in a bucket": (["train", "mnist", "--model_dir=gs://bucket"], "a complete bucket"),
 }
 
 MISTAKES = {
     "page in a bucket": (["page", ".", "--out=s3://bucket/page.html"], "--out: "),
-    "page of a bucket": (["page", "gs://bucket/run"], "only local paths"),
-    "inspect a bucket": (["inspect", "gs://bucket/run"], "only local paths"),
-    "convert from a bucket": (["convert", "gs://a", "b", "--to=t5x"], "only local paths"),
+    "page of a bucket": (["page", "gs://bucket"], "a complete bucket"),
+    "inspect a bucket": (["inspect", "gs://bucket"], "a complete bucket"),
+    "convert from a bucket": (["convert", "gs://a", "b", "--to=t5x"], "a complete bucket"),
     "convert into a bucket": (["convert", "a", "gs://b", "--to=t5x"], "only local paths"),
-    "start from a bucket": (["train", "mnist", "--checkpoint_path=gs://b/x"], "--checkpoint_path"),
+    "start from a bucket": (["train", "mnist", "--checkpoint_path=gs://b"], "--checkpoint_path"),
     "predict into a bucket": (["predict", "mnist", "--pred_output=gs://b/x"], "--pred_output"),
     "cache in a bucket": (["train", "mnist", "--compile_cache=gs://b/x"], "--compile_cache"),
     "model in a bucket": (["train", "gs://bucket/model.py"], "only local paths"),

@@ -43,13 +43,14 @@ def local_path(path: str | os.PathLike[str]) -> pathlib.Path:
     >>> local_path('gs://bucket/run')
     Traceback (most recent call last):
     ...
-    tekoa.core.files.PathError: 'gs://bucket/run' is a URL, but only local paths are supported. ...
+    tekoa.core.files.PathError: 'gs://bucket/run' is a URL, but only local paths are supported ...
     """
     text = os.fspath(path)
     if url := _URL.match(text):
         raise PathError(
-            f"{text!r} is a URL, but only local paths are supported. Use a local directory or a "
-            f"mounted one. (For a local directory named {url[1] + ':'!r}, write './{url[1]}:/...'.)"
+            f"{text!r} is a URL, but only local paths are supported here. Use a local directory; "
+            "for a run in an object store, `with tekoa.store.mirrored(url) as directory`. (For a "
+            f"local directory named {url[1] + ':'!r}, write './{url[1]}:/...'.)"
         )
     if "\0" in text:
         raise PathError(f"{text!r} contains a null character, so it cannot be a path.")

@@ -1,10 +1,11 @@
 """`fit`: trains a model in one call, with the loop and the extensions that users can also call."""
 
 import contextlib
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 
@@ -24,13 +25,33 @@ from tekoa.hosts import signals
 from tekoa.loop.task import TrainTask, check_count
 from tekoa.loop.train import TrainLoop
 from tekoa.sharding.layout import Layout
+from tekoa.store.mirror import mirror
 from tekoa.store.read import newest
 
 # Checks per run if neither epochs nor steps_per_check say how many.
 _N_CHECKS = 20
 
 
+P = ParamSpec("P")
+
+
+def _in_any_directory(function: Callable[P, FitResult]) -> Callable[P, FitResult]:
+    """Lets `directory` be a URL: the function receives its working copy, published at the end."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> FitResult:
+        directory = kwargs.get("directory")
+        if not (isinstance(directory, str | os.PathLike) and mirror.is_url(directory)):
+            return function(*args, **kwargs)
+        with mirror.mirrored(directory) as local_directory:
+            kwargs["directory"] = local_directory
+            return function(*args, **kwargs)
+
+    return run
+
+
 @explain.explain_arguments
+@_in_any_directory
 def fit(
     model: Any,
     data: Any,
@@ -89,8 +110,8 @@ def fit(
         metrics: Names of metrics ("accuracy", "top5", "f1", "precision", "recall", "auc",
             "perplexity", "mse", "rmse", "mae", "r2", ...), or functions by name, measured on the
             validation data.
-        directory: Where checkpoints, metrics and TensorBoard files are written. Called again with
-            the same directory, `fit` resumes.
+        directory: Where checkpoints, metrics and TensorBoard files are written: a path, or a URL
+            in an object store. Called again with the same directory, `fit` resumes.
         batch_size: Rows per batch.
         inputs: Names of the fields that the model receives, if the data has named fields.
         targets: Names of the fields that the loss and the metrics receive.

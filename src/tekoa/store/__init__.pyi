@@ -7,6 +7,8 @@ from tekoa.store.commit.retention import KeepBest as KeepBest
 from tekoa.store.commit.retention import KeepEvery as KeepEvery
 from tekoa.store.commit.retention import KeepLast as KeepLast
 from tekoa.store.commit.score import BestScore as BestScore
+from tekoa.store.mirror.mirror import fetched as fetched
+from tekoa.store.mirror.mirror import mirrored as mirrored
 from tekoa.store.read.hold import pinned as pinned
 from tekoa.store.read.inspect import inspect as inspect
 from tekoa.store.read.load import load as load

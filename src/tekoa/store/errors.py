@@ -61,6 +61,10 @@ class FencedError(StoreError):
     exit_code = 73
 
 
+class UnreachableError(StoreError):
+    """An object store did not answer, or refused."""
+
+
 class SaveFailedError(StoreError):
     """One or more saves did not reach the disk."""
 

@@ -144,7 +144,7 @@ def test_second_trainer_is_refused_before_data_and_model_are_touched(tmp_path, c
     model.write_text(UNTOUCHABLE)
     run_dir.mkdir()
     # The parent of this process is alive and is not this process.
-    owner = {**lease._identity(os.getppid()), "token": "another trainer", "count": 0}
+    owner = {**lease.identity(os.getppid()), "token": "another trainer", "count": 0}
     (run_dir / lease.NAME).write_text(json.dumps(owner))
     flags = [f"--model_dir={run_dir}", "--train_pattern=a", "--max_train_steps=3"]
     assert main.main(["train", str(model), *flags]) == ExitCode.IN_USE

@@ -367,7 +367,7 @@ def lease_file(scratch):
     clock = types.SimpleNamespace(**{**vars(lease.time), "sleep": lambda _: None})
     lease.time, lease.STALE_SECONDS = clock, 0.0
     path = scratch / lease.NAME
-    path.write_text(json.dumps({**lease._identity(1), "token": "ab" * 16, "count": 3}))
+    path.write_text(json.dumps({**lease.identity(1), "token": "ab" * 16, "count": 3}))
 
     def read():
         with contextlib.suppress(errors.StoreError), lease.held(scratch):

@@ -6,9 +6,9 @@ import pathlib
 import sys
 from typing import Any
 
-from tekoa.core import files
 from tekoa.estimator.cli.run_config import RunConfig, UsageError
 from tekoa.estimator.replay.record import NOT_REPEATED, RunRecord, Start, read_record
+from tekoa.store.mirror import mirror
 
 
 def repeat(config: RunConfig) -> RunConfig:
@@ -21,7 +21,7 @@ def repeat(config: RunConfig) -> RunConfig:
         UsageError: If there is no record of such a run.
         errors.DamagedError: If the record is damaged.
     """
-    run = files.local_path(config.again or "").absolute()
+    run = mirror.fetched(config.again or "", steps="none").absolute()
     try:
         record = read_record(run)
     except UsageError as error:
@@ -29,9 +29,11 @@ def repeat(config: RunConfig) -> RunConfig:
     last = record.starts[-1]
     repeated = {name: value for name, value in last.flags().items() if name not in NOT_REPEATED}
     given = config.given | repeated.keys()
-    repeated |= {"random_seed": last.seed, "model_dir": f"{run}-again"}
+    shown = mirror.shown(run)
+    repeated |= {"random_seed": last.seed, "model_dir": f"{shown}-again"}
     new_config = config.with_defaults(repeated)
-    if pathlib.Path(new_config.model_dir or "").absolute() == run:
+    new_dir = new_config.model_dir or ""
+    if new_dir == shown or pathlib.Path(new_dir).absolute() == run:
         raise UsageError(f"--model_dir={new_config.model_dir} is the run itself. Name another one.")
     _print_notes(record)
     return dataclasses.replace(

@@ -14,11 +14,14 @@ from tekoa.estimator.cli.run_config import FIELDS
 from tekoa.estimator.cli.run_config import FLAG_NAMES as FLAG_NAMES
 from tekoa.estimator.cli.run_config import RunConfig as RunConfig
 from tekoa.estimator.cli.run_config import UsageError as UsageError
+from tekoa.store.mirror import objects
 
 _OLD_VALUES = {("to", "tekoa"): "native"}
 _PATHS = {
     *("again", "checkpoint_path", "compile_cache", "lora_base", "model_dir", "out", "pred_output"),
 }
+# These may be in an object store.
+_URLS = ("again", "checkpoint_path", "model_dir")
 _MODEL_COMMANDS = ("train", "eval", "eval_wait", "predict", "scales", "plan")
 _PREFIX = "module_config."
 
@@ -156,9 +159,12 @@ def _checked_value(name: str, value: Any) -> Any:
 
 
 def _check_path(name: str, value: str) -> None:
-    """Raises UsageError if the value is a URL, before anything is imported or created."""
+    """Raises UsageError if the value cannot be used, before anything is imported or created."""
     try:
-        files.local_path(value)
+        if name in _URLS and objects.is_url(value):
+            objects.clean_url(value)
+        else:
+            files.local_path(value)
     except files.PathError as error:
         raise UsageError(f"--{name}: {error}") from None
 

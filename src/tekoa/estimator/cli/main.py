@@ -21,6 +21,7 @@ from tekoa.estimator.cli import again, flags, output, processes
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.model_file import names
 from tekoa.store.commit import paths
+from tekoa.store.mirror import mirror
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +208,8 @@ def choose_command(config: flags.RunConfig) -> str:
         names = " and ".join(f"--{kind}_pattern" for kind in kinds)
         raise flags.UsageError(f"{names} are ambiguous together: set --mode or name a command.")
     if "eval" in kinds:
-        has_checkpoints = bool(paths.list_steps(config.model_dir or "."))
+        model_dir = mirror.fetched(config.model_dir or ".", steps="none")
+        has_checkpoints = bool(paths.list_steps(model_dir))
         return "eval" if has_checkpoints and "train" not in kinds else "eval_wait"
     if kinds:
         return "predict" if "pred" in kinds else "train"

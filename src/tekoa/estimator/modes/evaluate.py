@@ -18,6 +18,7 @@ from tekoa.estimator.run import eval_state
 from tekoa.estimator.run import run as runs
 from tekoa.hosts import signals
 from tekoa.store.commit import paths
+from tekoa.store.mirror import mirror
 
 
 def run_eval_once(config: RunConfig) -> int:
@@ -38,8 +39,14 @@ def run_eval_wait(config: RunConfig) -> int:
     program = program_of(run, "eval_wait")
     if run.config.dry_run:
         return dry_run.evaluate(run, program)
-    with signals.stop_flag() as stop_flag:
-        watcher = watch.Watcher(run, program.evaluation(), stop_flag)
+    with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
+        eval_dir = None
+        if mirror.is_url(config.model_dir):
+            # The trainer writes to the run; the results are a directory of their own in it.
+            url = f"{str(config.model_dir).rstrip('/')}/{config.eval_label}"
+            opened = mirror.mirrored(url, grace_seconds=config.grace_seconds)
+            eval_dir = stack.enter_context(opened)
+        watcher = watch.Watcher(run, program.evaluation(), stop_flag, eval_dir=eval_dir)
         with contextlib.suppress(InterruptedError):
             watcher.run(lambda step, metrics: print_metrics(run.config, step, metrics))
     return signals.EXIT_STOPPED if stop_flag.is_set() else 0

@@ -14,6 +14,7 @@ from tekoa.estimator.run import run as runs
 from tekoa.exchange import export, trained
 from tekoa.exchange.export import PROGRAMS, SUFFIXES, Format
 from tekoa.store.formats.step import find, is_step
+from tekoa.store.mirror import mirror
 
 # How training was divided over devices; a program runs on one.
 _LAYOUT_FLAGS = (
@@ -33,7 +34,7 @@ def run_export(directory: str, config: RunConfig) -> int:
     Raises:
         UsageError: If there is no such directory, or `--to` is missing.
     """
-    path = files.local_path(directory).absolute()
+    path = mirror.fetched(directory).absolute()
     if not path.is_dir():
         raise UsageError(f"Directory {directory!r} does not exist.")
     start = _find_start(path)

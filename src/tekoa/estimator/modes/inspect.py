@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from tekoa.core import files
 from tekoa.core.messages import array_text, printable
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import RunConfig, UsageError
@@ -14,6 +13,7 @@ from tekoa.estimator.run import run_files
 from tekoa.store import errors
 from tekoa.store.commit import durable, paths, score
 from tekoa.store.formats import checked
+from tekoa.store.mirror import mirror
 from tekoa.store.read import inspect
 
 _PACKAGES = ("tekoa", "python", "jax", "flax", "optax", "numpy")
@@ -26,7 +26,7 @@ def run_inspect(directory: str, config: RunConfig) -> int:
         UsageError: If the directory does not exist or contains no checkpoints.
     """
     del config
-    path = files.local_path(directory).absolute()
+    path = mirror.fetched(directory, steps="all").absolute()
     if not path.is_dir():
         raise UsageError(f"Directory {directory!r} does not exist.")
     steps = inspect.inspect(path, verify="full")

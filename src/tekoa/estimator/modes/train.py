@@ -35,6 +35,7 @@ from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 from tekoa.optim.amos import transform
 from tekoa.store.commit import paths
 from tekoa.store.formats import index
+from tekoa.store.mirror import mirror
 from tekoa.store.store import Store
 
 KEEP_ALL = 10**9
@@ -44,8 +45,13 @@ _OWED = "is_validation_owed"
 
 def run_train(config: RunConfig) -> int:
     """Trains a model and returns the exit code."""
-    run = runs.open_run(config)
-    return train_run(run, program_of(run, "train"))
+    with contextlib.ExitStack() as stack:
+        directory = None
+        if mirror.is_url(config.model_dir) and not config.dry_run:
+            opened = mirror.mirrored(config.model_dir or "", grace_seconds=config.grace_seconds)
+            directory = stack.enter_context(opened)
+        run = runs.open_run(config, directory)
+        return train_run(run, program_of(run, "train"))
 
 
 def train_run(run: runs.Run, program: Program) -> int:
@@ -225,7 +231,7 @@ def _train_loop(
     def make_reader(parts: TrainParts, data_state: Any) -> start.StartReader:
         # The data has been found by now. Compiling takes seconds.
         if run.config.progress and hosts.current().is_writer and not run.config.dry_run:
-            text = f"Training {run.module.__name__} in {run.model_dir}. Compiling..."
+            text = f"Training {run.module.__name__} in {mirror.shown(run.model_dir)}. Compiling..."
             print(text, file=sys.stderr, flush=True)
         return start.StartReader(
             run,
@@ -343,7 +349,7 @@ def _print_result(run: runs.Run, progress: Progress) -> None:
         validated = {name: value for name, value in metrics if name.startswith("valid_")}
         if not run.config.json or last is None:  # Every check was printed.
             print_metrics(run.config, loop.step, validated)
-    print(f"Checkpoints and TensorBoard files are in {run.model_dir}.")
+    print(f"Checkpoints and TensorBoard files are in {mirror.shown(run.model_dir)}.")
 
 
 def _with_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:

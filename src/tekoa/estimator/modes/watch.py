@@ -27,6 +27,7 @@ from tekoa.extensions import run_record, tensorboard
 from tekoa.store import errors
 from tekoa.store.commit import durable, identity, lease, paths, together
 from tekoa.store.commit.identity import CommitId
+from tekoa.store.mirror import mirror, registry
 from tekoa.store.read import hold
 from tekoa.store.transfer.best import BestCopies
 
@@ -61,18 +62,26 @@ class Watcher:
         run: The run to watch.
         evaluate: `evaluate(path, stop_flag)` returns the metrics of a step.
         stop_flag: Polled while waiting and evaluating.
+        eval_dir: The directory of the results; by default the one in the run.
 
     Raises:
         UsageError: If the label cannot be used.
         errors.LeaseHeldError: If another process evaluates under this label.
     """
 
-    def __init__(self, run: runs.Run, evaluate: Evaluate, stop_flag: Any):
+    def __init__(
+        self,
+        run: runs.Run,
+        evaluate: Evaluate,
+        stop_flag: Any,
+        *,
+        eval_dir: pathlib.Path | None = None,
+    ):
         check_label(run.config.eval_label)
         self._config, self._model_dir = run.config, run.model_dir
         self._evaluate, self._stop_flag = evaluate, stop_flag
         self._label = run.config.eval_label
-        self._eval_dir = runs.subdirectory(run, self._label)
+        self._eval_dir = eval_dir or runs.subdirectory(run, self._label)
         self._group = hosts.current()
         self._failed: set[tuple[int, str]] = set()
         self._commits: dict[int, tuple[tuple[int, int], CommitId]] = {}
@@ -212,6 +221,7 @@ class Watcher:
         if time.monotonic() < self._next_check:
             self._sleep()
             return None, False
+        mirror.refresh(self._model_dir)
         if superseded := self._follow_starts():
             self._report_superseded(superseded)
             self._show(from_step=superseded[0])
@@ -269,6 +279,10 @@ class Watcher:
                 if self._group.is_writer:
                     commit = identity.commit_id(path)
                     self._copy_if_best(path, metrics)
+        except errors.UnreachableError as error:
+            print(f"Step {step} cannot be evaluated yet: {error}", flush=True)
+            self._next_check = time.monotonic() + self._config.check_ckpt_every_secs
+            return None
         except (errors.StepGoneError, errors.DamagedError, PermissionError) as error:
             print(f"Step {step} cannot be evaluated: {error}", flush=True)
             self._failed.add((step, known.digest))
@@ -280,10 +294,12 @@ class Watcher:
     def _hold(self, step: int, stack: contextlib.ExitStack) -> pathlib.Path:
         """Prevents the removal of a step while the processes evaluate it."""
         pinned = hold.pinned(self._model_dir, step, self._eval_dir)
-        path = together.run_on_writer(
-            self._group, f"hold of step {step}", lambda: str(stack.enter_context(pinned))
-        )
-        return pathlib.Path(path)
+
+        def pin() -> str:
+            mirror.complete(paths.step_dir(self._model_dir, step))
+            return str(stack.enter_context(pinned))
+
+        return pathlib.Path(together.run_on_writer(self._group, f"hold of step {step}", pin))
 
     def _record(self, step: int, commit: CommitId, metrics: dict[str, float]) -> None:
         last = max((evaluation.step for evaluation in self._evaluations.current), default=-1)
@@ -297,8 +313,9 @@ class Watcher:
         else:
             self._show(from_step=first)
         self._points.flush()
-        name = str(paths.step_dir(self._model_dir, step))
+        name = mirror.shown(paths.step_dir(self._model_dir, step))
         durable.replace(self._eval_dir / NOTE, name.encode())
+        registry.notify(self._eval_dir)
 
     def _check_metrics(self, metrics: dict[str, float]) -> None:
         """Raises UsageError if the first evaluation lacks a metric set by the flags."""
@@ -333,7 +350,7 @@ class Watcher:
 
     def _report_waiting(self) -> None:
         if not self._has_waited:
-            text = f"Waiting for the next checkpoint in {self._model_dir}."
+            text = f"Waiting for the next checkpoint in {mirror.shown(self._model_dir)}."
             print(text, file=sys.stderr, flush=True)
         self._has_waited = True
 

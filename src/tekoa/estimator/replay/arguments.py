@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from tekoa.core import files
 from tekoa.estimator.cli.flags import UsageError
+from tekoa.store.mirror import mirror
 
 
 class Arguments(argparse.ArgumentParser):
@@ -36,9 +36,9 @@ class Arguments(argparse.ArgumentParser):
         """
         parsed = self.parse_args(arguments)
         for name in self._positional:
-            path = files.local_path(getattr(parsed, name))
+            path = mirror.fetched(getattr(parsed, name), steps="none")
             if not path.is_dir():
-                raise UsageError(f"Directory {str(path)!r} does not exist.")
+                raise UsageError(f"Directory {mirror.shown(path)!r} does not exist.")
         return parsed
 
 

@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from tekoa.core import files
 from tekoa.estimator.cli.run_config import FIELDS, FLAG_NAMES, RunConfig, UsageError
 from tekoa.extensions import run_record
+from tekoa.store.mirror import mirror
 
 # Packages that can change the result of a step.
 _ARITHMETIC = ("tekoa", "python", "jax", "jaxlib", "numpy", "optax", "flax", "equinox", "haiku")
@@ -148,7 +148,7 @@ def read_record(directory: str | os.PathLike[str]) -> RunRecord:
         UsageError: If the directory has no record of a run of the command.
         errors.DamagedError: If the record is damaged.
     """
-    directory = files.local_path(directory).absolute()
+    directory = mirror.fetched(directory, steps="none").absolute()
     path = directory / run_record.RUN_FILE
     if not path.is_file():
         raise UsageError(

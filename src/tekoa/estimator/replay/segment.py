@@ -13,7 +13,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tekoa.core import files
 from tekoa.core.state import TrainState
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file.program import TrainParts, program_of
@@ -27,6 +26,7 @@ from tekoa.loop.task import Restored, StateReader
 from tekoa.loop.train import TrainLoop
 from tekoa.store.commit import paths
 from tekoa.store.formats import step as steps
+from tekoa.store.mirror import mirror
 from tekoa.store.read import restore as restore_lib
 
 # `read(model)` stands in for the model of a `TrainLoop`, and starts it where the replay begins.
@@ -88,7 +88,9 @@ class Replayer:
     """
 
     def __init__(self, directory: str | os.PathLike[str], make_loop: MakeLoop | None = None):
-        self.directory = files.local_path(directory).absolute()
+        self.directory = mirror.fetched(directory, steps="all").absolute()
+        if mirror.is_url(directory):
+            mirror.fetched(f"{os.fspath(directory).rstrip('/')}/{_SAVED}", steps="all")
         self.record: RunRecord | None = None if make_loop else read_record(self.directory)
         self._make_loop = make_loop
         self.stored = _stored_steps(self.directory)

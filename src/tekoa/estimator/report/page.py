@@ -18,6 +18,7 @@ from tekoa.estimator.report.charts import number
 from tekoa.estimator.report.facts import RunFacts, gather, is_run
 from tekoa.estimator.run import run_files
 from tekoa.store.commit import durable
+from tekoa.store.mirror import mirror
 
 
 def run_page(directories: Sequence[str], config: RunConfig) -> int:
@@ -87,7 +88,7 @@ def _run_directories(names: Sequence[str]) -> list[pathlib.Path]:
     """Returns the directories of runs: those named, and those inside a directory of runs."""
     directories: list[pathlib.Path] = []
     for name in names:
-        path = files.local_path(name).absolute()
+        path = mirror.fetched(name, steps="none").absolute()
         if not path.exists():
             raise UsageError(f"Directory {name!r} does not exist.")
         inside = sorted(p for p in path.iterdir() if is_run(p)) if path.is_dir() else []
@@ -108,7 +109,13 @@ def _run_directories(names: Sequence[str]) -> list[pathlib.Path]:
 def _gather(paths: Sequence[pathlib.Path], config: RunConfig) -> list[RunFacts]:
     if len(paths) > 1:
         return [gather(path, verify=None) for path in paths]
-    facts = gather(paths[0], verify="full" if config.verify else "size")
+    mirror.refresh(paths[0])
+    # Of a run in an object store, only what the page shows is downloaded.
+    is_remote = mirror.shown(paths[0]) != str(paths[0])
+    if is_remote and config.verify:
+        mirror.fetched(mirror.shown(paths[0]), steps="all")
+    verify = "full" if config.verify else "none" if is_remote else "size"
+    facts = gather(paths[0], verify=verify)
     if facts.is_empty:
         raise UsageError(
             f"Nothing to show in {str(_relative(paths[0]))!r}: no {run_files.RUN_FILE}, no "

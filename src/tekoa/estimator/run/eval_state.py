@@ -19,6 +19,7 @@ from tekoa.sharding.layout import Layout
 from tekoa.sharding.placement import Placement
 from tekoa.store.commit import paths, together
 from tekoa.store.formats import step as step_lib
+from tekoa.store.mirror import mirror
 from tekoa.store.read import newest, restore
 
 _log = logging.getLogger("tekoa")
@@ -133,11 +134,14 @@ def find_step(model_dir: pathlib.Path, checkpoint_path: str | None) -> pathlib.P
         if step_lib.is_step(path):
             return path
 
+    mirror.complete(path)
+
     def find_newest() -> int:
         valid = newest.newest_valid(path, step_lib.open_step)
         if valid is None:
             raise UsageError(
-                f"{path} has no checkpoint yet. Train first, or set --checkpoint_path."
+                f"{mirror.shown(path)} has no checkpoint yet. Train first, or set "
+                "--checkpoint_path."
             )
         return valid.step
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tekoa import hosts
 from tekoa.core import files
+from tekoa.data import remote
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.cli.overrides import apply_overrides
 from tekoa.estimator.model_file import experiment as modules
@@ -20,8 +21,10 @@ from tekoa.estimator.run.run_files import END_FILE as END_FILE
 from tekoa.estimator.run.run_files import RUN_FILE as RUN_FILE
 from tekoa.estimator.run.run_files import last_step as last_step
 from tekoa.estimator.run.run_files import read_facts as read_facts
+from tekoa.exchange import weights_file
 from tekoa.extensions import run_record
 from tekoa.store.commit import together
+from tekoa.store.mirror import mirror
 
 _FLAGS_OF_A_START = {
     *("again", "checkpoint_path", "compile_cache", "coordinator_address", "host_timeout_secs"),
@@ -54,11 +57,14 @@ class Run:
     classes: Sequence[str] | None = None
 
 
-def open_run(config: RunConfig, *, as_trained: bool = False) -> Run:
+def open_run(
+    config: RunConfig, directory: pathlib.Path | None = None, *, as_trained: bool = False
+) -> Run:
     """Imports the model and creates its config.
 
     Args:
         config: The flags.
+        directory: The local copy of `--model_dir` to write to, if that is in an object store.
         as_trained: Whether settings that the flags do not set are those of the run to evaluate.
 
     Raises:
@@ -74,7 +80,8 @@ def open_run(config: RunConfig, *, as_trained: bool = False) -> Run:
         config,
         model_dir=config.model_dir or str(pathlib.Path("runs", module.__name__.rpartition(".")[2])),
     )
-    model_dir = files.local_path(config.model_dir or "").absolute()
+    model_dir = directory or mirror.fetched(config.model_dir or "", steps="none").absolute()
+    config = dataclasses.replace(config, checkpoint_path=_local(config.checkpoint_path))
     trained = _trained_facts(config, module, model_dir) if as_trained else {}
     if trained:
         config = _with_trained_settings(config, trained)
@@ -88,6 +95,16 @@ def open_run(config: RunConfig, *, as_trained: bool = False) -> Run:
         model_dir=model_dir,
         classes=trained.get("classes"),
     )
+
+
+def _local(checkpoint_path: str | None) -> str | None:
+    """Returns the local copy of a checkpoint or of a file of weights in an object store."""
+    if not mirror.is_url(checkpoint_path):
+        return checkpoint_path
+    assert checkpoint_path is not None
+    if weights_file.is_weights_file(checkpoint_path):
+        return remote.fetch(checkpoint_path)[0]
+    return str(mirror.fetched(checkpoint_path).absolute())
 
 
 def _trained_facts(
@@ -264,6 +281,8 @@ def end_training(run: Run, step: int) -> None:
 
 def _facts(run: Run, seed: int) -> dict[str, Any]:
     flags = dataclasses.asdict(run.config)
+    if run.config.checkpoint_path is not None:
+        flags["checkpoint_path"] = mirror.shown(run.config.checkpoint_path)
     settings = run.settings.to_dict() if hasattr(run.settings, "to_dict") else run.settings
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         settings = dataclasses.asdict(settings)

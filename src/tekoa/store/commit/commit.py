@@ -16,6 +16,7 @@ from tekoa import hosts
 from tekoa.store import errors
 from tekoa.store.commit import durable, fault_points, manifest, paths, together
 from tekoa.store.commit.lease import Lease
+from tekoa.store.mirror import registry
 
 
 def commit(
@@ -98,6 +99,7 @@ def _rename(lease: Lease, tmp: pathlib.Path, step: int, *, replace: bool) -> pat
     """Makes a sealed step visible; a step that it replaces is then removed."""
     final = paths.step_dir(lease.directory, step)
     fault_points.reach("before_rename")
+    registry.check(lease.directory)
     with lease.fence():
         replaced = _swap(tmp, final) if replace and os.path.lexists(final) else None
         if replaced is None:
@@ -106,6 +108,7 @@ def _rename(lease: Lease, tmp: pathlib.Path, step: int, *, replace: bool) -> pat
     durable.fsync(lease.directory)
     if replaced is not None:
         durable.remove(replaced)
+    registry.notify(lease.directory)
     return final
 
 
@@ -134,6 +137,7 @@ def remove(lease: Lease, step: int) -> None:
     with lease.fence(), contextlib.suppress(FileNotFoundError):
         os.rename(paths.step_dir(lease.directory, step), trash)
     durable.remove(trash, on_file=lambda: fault_points.reach("mid_gc"))
+    registry.notify(lease.directory)
 
 
 def quarantine(lease: Lease, step: int) -> pathlib.Path:

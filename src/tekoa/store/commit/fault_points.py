@@ -18,6 +18,11 @@ POINTS = (
     "before_gc",
     "mid_gc",
     "before_tb_flush",
+    "before_upload",
+    "mid_upload",
+    "before_head",
+    "after_head",
+    "mid_remote_gc",
 )
 
 _VARIABLE = "TEKOA_FAULT_AT"

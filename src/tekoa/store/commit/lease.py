@@ -55,7 +55,7 @@ class Lease:
     def __init__(self, directory: pathlib.Path):
         self.directory = directory
         self._path = directory / NAME
-        self._me = {**_identity(os.getpid()), "token": uuid.uuid4().hex, "count": 0}
+        self._me = {**identity(os.getpid()), "token": uuid.uuid4().hex, "count": 0}
         self._n_holders = 1
         self._is_lost = False
         self._lock = threading.RLock()
@@ -76,7 +76,7 @@ class Lease:
             if owner is None or owner.get("token") != self._me["token"]:
                 raise errors.FencedError(
                     f"{self.directory}: process {os.getpid()} lost its lease to "
-                    f"{_who(owner) if owner else 'nobody (the file is gone)'}; nothing was "
+                    f"{describe(owner) if owner else 'nobody (the file is gone)'}; nothing was "
                     "changed. Stop this process, because another one may be writing."
                 )
             yield
@@ -216,17 +216,17 @@ def _take(lease: Lease) -> None:
         with _locked(lease.directory):
             owner = _read(lease._path)
             waited = time.monotonic() - start
-            state = "free" if owner is None else _state(owner)
+            state = "free" if owner is None else state_of(owner)
             if state in ("free", "dead") or (owner == first_seen and waited > STALE_SECONDS):
                 if owner is not None:
-                    _log.warning("%s: took over the lease of %s", lease.directory, _who(owner))
+                    _log.warning("%s: took over the lease of %s", lease.directory, describe(owner))
                 durable.replace(lease._path, json.dumps(lease._me).encode(), sync=False)
                 return
             assert owner is not None
         if state == "alive" or (first_seen is not None and owner != first_seen):
             raise errors.LeaseHeldError(
-                f"{lease.directory}: {_who(owner)} is writing here. Two trainers must not share "
-                "a directory: stop that one or choose another directory. If it will never "
+                f"{lease.directory}: {describe(owner)} is writing here. Two trainers must not "
+                "share a directory: stop that one or choose another directory. If it will never "
                 f"continue, remove {lease._path}."
             )
         if first_seen is None:
@@ -234,7 +234,7 @@ def _take(lease: Lease) -> None:
                 "%s: waiting up to %.0f seconds, in case %s still writes here",
                 lease.directory,
                 STALE_SECONDS,
-                _who(owner),
+                describe(owner),
             )
         first_seen = owner
         time.sleep(0.2)
@@ -264,7 +264,8 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _identity(pid: int) -> dict[str, Any]:
+def identity(pid: int) -> dict[str, Any]:
+    """Returns what identifies a process of this machine in a lease."""
     boot, pids = "", ""
     with contextlib.suppress(OSError):
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -283,9 +284,9 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
         return {}
 
 
-def _state(owner: dict[str, Any]) -> Literal["alive", "dead", "unknown"]:
+def state_of(owner: dict[str, Any]) -> Literal["alive", "dead", "unknown"]:
     """Returns the state of the process that holds a lease; unknown on another machine."""
-    me = _identity(os.getpid())
+    me = identity(os.getpid())
     pid, start = owner.get("pid"), owner.get("start")
     is_local = all(owner.get(key) == me[key] for key in ("host", "boot", "pids"))
     if not is_local or type(pid) is not int or not 0 < pid < 1 << 31:
@@ -315,5 +316,6 @@ def _process(pid: int) -> tuple[str, bool]:
     return fields[19], fields[0] in "ZX"
 
 
-def _who(owner: dict[str, Any]) -> str:
+def describe(owner: dict[str, Any]) -> str:
+    """Names the owner of a lease."""
     return f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}"

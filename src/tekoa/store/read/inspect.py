@@ -7,10 +7,10 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import durable, manifest, paths
 from tekoa.store.formats import checked
+from tekoa.store.mirror import mirror
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,10 @@ def inspect(
     """Describes every step of a directory, lowest first.
 
     Args:
-        directory: A directory of steps, or one step.
+        directory: A directory of steps, or one step; it may be a URL in an object store.
         verify: How thoroughly to check the files.
     """
-    path = files.local_path(directory).absolute()
+    path = mirror.fetched(directory, steps="none" if verify == "none" else "all").absolute()
     step = paths.parse_step(path.name)
     if step is not None and path.is_dir():
         return [_inspect_step(path.resolve(), step, verify)]
@@ -60,7 +60,9 @@ def _inspect_step(path: pathlib.Path, step: int, verify: manifest.Verify) -> Ste
         # What is not a step may be the top of a large tree, so nothing in it is listed before.
         sealed = checked.read_manifest(path)
         format = "t5x" if sealed is None else sealed.format
-        n_bytes = sum(_sizes(path))
+        # Of a copy from an object store, not all files need be there.
+        listed = sealed.files.values() if sealed is not None and verify == "none" else None
+        n_bytes = sum(_sizes(path) if listed is None else (n for n, _ in listed))
         checked.check_files(path, sealed, verify=verify)
         if sealed is None:
             _check_t5x(path)

@@ -4,10 +4,11 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from tekoa.core import files, trees
+from tekoa.core import trees
 from tekoa.store import errors
 from tekoa.store.commit import manifest, paths
 from tekoa.store.formats.step import OpenStep, find, is_step, open_step
+from tekoa.store.mirror import mirror
 from tekoa.store.read import newest
 
 
@@ -21,7 +22,8 @@ def load_checkpoint(
     """Reads a checkpoint of any supported format.
 
     Args:
-        path: A directory of steps, the directory of one step, or a T5X msgpack file.
+        path: A directory of steps, the directory of one step, or a T5X msgpack file. A directory
+            may be a URL in an object store.
         step: The step to read from a directory of steps; by default the newest valid one.
         items: The items to read, such as ['model_params']; by default all.
         verify: How thoroughly to check a step before using it.
@@ -44,7 +46,9 @@ def open_newest(
     path: str | os.PathLike[str], *, step: int | None = None, verify: manifest.Verify = "full"
 ) -> OpenStep:
     """Opens the step that `load_checkpoint` would read; same arguments."""
-    path = files.local_path(path)
+    if mirror.is_url(path) and step is not None:
+        mirror.fetched(f"{os.fspath(path).rstrip('/')}/checkpoint_{step}")
+    path = mirror.fetched(path, steps="newest" if step is None else "none")
     if path.is_file() and path.name == paths.T5X:
         path = path.parent
     if is_step(path):

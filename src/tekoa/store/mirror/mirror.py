@@ -1,0 +1,307 @@
+"""Run directories at URLs: opened for writing by `mirrored`, for reading by `fetched`."""
+
+import contextlib
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from tekoa import hosts
+from tekoa.core import files
+from tekoa.store import errors
+from tekoa.store.commit import durable, paths, together
+from tekoa.store.mirror import fetch, objects, work_dirs
+from tekoa.store.mirror import head as head_lib
+from tekoa.store.mirror.head import Head
+from tekoa.store.mirror.objects import Objects
+from tekoa.store.mirror.objects import is_url as is_url
+from tekoa.store.mirror.publisher import Publisher
+
+_log = logging.getLogger("tekoa.store")
+# A best checkpoint of an evaluator is three levels below the directory of its run.
+_N_PARENTS = 4
+# A writer may change the directory while it is read.
+_N_TRIES = 20
+_publishers: dict[str, Publisher] = {}
+_views: dict[str, "View"] = {}
+
+
+@contextlib.contextmanager
+def mirrored(
+    directory: str | os.PathLike[str], *, grace_seconds: float = 60.0
+) -> Iterator[pathlib.Path]:
+    """Opens a run directory in an object store for writing, as a local working copy.
+
+    Everything that is written to the working copy is published whenever a checkpoint is committed
+    there, and at the end. Extensions and stores receive the local path. Local directories are
+    returned as they are.
+
+    Args:
+        directory: A URL (`s3://BUCKET/PATH`, `gs://BUCKET/PATH`, `memory://PATH`) or a path.
+        grace_seconds: How long to wait for the last publication.
+
+    Yields:
+        The local directory. It has the contents of the directory in the store.
+
+    Raises:
+        errors.LeaseHeldError: If another process is writing to the directory.
+        errors.SaveFailedError: At the end, if the last state could not be published.
+        errors.StoreError: If the store cannot be used.
+
+    >>> with mirrored('memory://docs/run') as directory:
+    ...     _ = (directory / 'notes.txt').write_text('all of it')
+    >>> (fetched('memory://docs/run') / 'notes.txt').read_text()
+    'all of it'
+    """
+    if not is_url(directory):
+        yield files.local_path(directory)
+        return
+    group, url = hosts.current(), objects.clean_url(directory)
+    publisher: Publisher | None = None
+
+    def begin() -> str:
+        nonlocal publisher
+        publisher = _publishers[url] = Publisher(url)
+        return str(publisher.directory)
+
+    path = pathlib.Path(together.run_on_writer(group, f"opening of {url}", begin))
+    try:
+        _check_shared(group, path)
+        yield path
+    except BaseException as error:
+        if publisher is not None:
+            _close_after(error, publisher, grace_seconds)
+        raise
+    else:
+        together.run_on_writer(
+            group,
+            f"publication to {url}",
+            lambda: None if publisher is None else publisher.close(grace_seconds),
+        )
+    finally:
+        _publishers.pop(url, None)
+
+
+def _close_after(error: BaseException, publisher: Publisher, grace_seconds: float) -> None:
+    """Publishes the last state; the error that ended the program is the one to raise."""
+    try:
+        publisher.close(grace_seconds)
+    except errors.StoreError as failure:
+        if str(failure) != str(error):
+            _log.error("%s", failure)
+
+
+def _check_shared(group: hosts.Hosts, path: pathlib.Path) -> None:
+    """Raises if the processes do not see the same working copy."""
+
+    def check(exists: list[bool]) -> None:
+        if not all(exists):
+            raise errors.StoreError(
+                f"Process {exists.index(False)} does not see {path}, the working copy of process "
+                "0. Set XDG_CACHE_HOME to a directory that all machines share."
+            )
+
+    if group.count > 1:
+        together.run_on_all(group, "search for the working copy", path.is_dir, check)
+
+
+def fetched(
+    url: str | os.PathLike[str], *, steps: Literal["newest", "all", "none"] = "newest"
+) -> pathlib.Path:
+    """Returns a local copy of a run directory in an object store, of one of its steps or folders.
+
+    The copy is that of one moment and is removed when the program ends. Local paths are returned
+    as they are.
+
+    Args:
+        url: The URL, or a path.
+        steps: Which steps are downloaded completely: the newest valid one, all or none. Of the
+            others only the manifest and the index are. If the URL is that of a step, it is
+            downloaded completely.
+
+    Returns:
+        The local path. It does not exist if there is nothing at the URL.
+
+    Raises:
+        errors.StoreError: If the store cannot be read.
+
+    >>> fetched('runs/mnist')
+    PosixPath('runs/mnist')
+    """
+    if not is_url(url):
+        return files.local_path(url)
+    clean = objects.clean_url(url)
+    for root, publisher in _publishers.items():
+        if clean == root or clean.startswith(f"{root}/"):  # Written by this process.
+            path = publisher.directory / clean[len(root) + 1 :]
+            publisher.fetch_step(path)
+            return path
+    root = _outermost(clean)
+    view = _views[root] = _views.get(root) or View(root)
+    view.refresh()
+    name = clean[len(view.url) + 1 :]
+    if head_lib.step_of(f"{name}/x") == name or steps == "newest":
+        view.complete(name)
+    elif steps == "all":
+        view.complete_all(name)
+    return view.directory / name if name else view.directory
+
+
+def refresh(directory: pathlib.Path) -> None:
+    """Brings the local copy of a run directory up to date; does nothing for other directories.
+
+    If the store does not answer, the copy stays as it is.
+    """
+    for view in _views.values():
+        if directory == view.directory:
+            view.try_refresh()
+
+
+def complete(path: pathlib.Path) -> None:
+    """Downloads a step, or the newest valid step of a directory, into a local copy.
+
+    Does nothing for other directories.
+    """
+    for view in _views.values():
+        if path.is_relative_to(view.directory):
+            view.complete(path.relative_to(view.directory).as_posix().removeprefix("."))
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Returns the URL of a local copy, for messages; the path itself if it is none."""
+    path = pathlib.Path(path)
+    for url, copy in (*_publishers.items(), *_views.items()):
+        if path.is_relative_to(copy.directory):
+            name = path.relative_to(copy.directory).as_posix()
+            return url if name == "." else f"{url}/{name}"
+    return str(path)
+
+
+def _outermost(url: str) -> str:
+    """Returns the directory of the run that a URL is in; the URL itself if there is none."""
+    scheme, _, path = url.partition("://")
+    parts = path.split("/")
+    n_least = max(len(parts) - _N_PARENTS, 1 if scheme == "memory" else 2)
+    for n in range(n_least, len(parts)):
+        candidate = f"{scheme}://{'/'.join(parts[:n])}"
+        if fetch.read_head(Objects(candidate)) is not None:
+            return candidate
+    return url
+
+
+class View:
+    """A local copy of a run directory in an object store, for reading.
+
+    Directories in it with a head of their own, such as those of evaluators, are included.
+
+    Args:
+        url: The URL of the run.
+        directory: Where the copy is; by default a new directory.
+
+    Attributes:
+        url: The URL of the run.
+        directory: The copy; it exists if the run does.
+    """
+
+    def __init__(self, url: str, directory: pathlib.Path | None = None):
+        self._objects = Objects(url)
+        self.url = self._objects.url
+        self.directory = directory or work_dirs.of_reader(self.url)
+        self._head = Head()
+        self._inner: dict[str, View] = {}
+        self._is_nested = directory is not None
+        self._is_failing = False
+
+    def refresh(self) -> None:
+        """Downloads what has changed, and removes what is gone; steps only in part."""
+        self._download(list, is_stale=True)
+        if not self._is_nested:
+            self._refresh_inner()
+
+    def try_refresh(self) -> None:
+        """As `refresh`; if the store does not answer, that is reported once."""
+        try:
+            self.refresh()
+        except errors.UnreachableError as error:
+            if not self._is_failing:
+                _log.warning("%s It is tried again.", error)
+            self._is_failing = True
+        else:
+            if self._is_failing:
+                _log.warning("%s: can be read again.", self.url)
+            self._is_failing = False
+
+    def complete(self, name: str = "") -> None:
+        """Downloads a step, or the newest valid step of a directory, completely."""
+        folder, _, rest = name.partition("/")
+        if folder in self._inner:
+            self._inner[folder].complete(rest)
+        elif name and head_lib.step_of(f"{name}/x") == name:
+            self._download(
+                lambda: fetch.fetch_step(self._objects, self._head, self.directory, name)
+            )
+        else:
+            self._download(
+                lambda: fetch.fetch_newest(self._objects, self._head, self.directory, name)
+            )
+
+    def complete_all(self, name: str = "") -> None:
+        """Downloads all steps of a directory."""
+        for step in paths.list_steps(self.directory / name):
+            self.complete(paths.step_dir(name or ".", step).as_posix())
+
+    def _download(self, download: Callable[[], list[str]], *, is_stale: bool = False) -> None:
+        """Downloads; again, if objects are missing because there is a new head by now."""
+        for _ in range(_N_TRIES):
+            problems: list[str] = []
+            damage: errors.DamagedError | None = None
+            try:
+                if is_stale:
+                    self._follow_head()
+                    problems = fetch.fetch_small(self._objects, self._head, self.directory)
+                problems += download()
+            except errors.DamagedError as error:
+                damage = error
+            is_stale = bool(problems or damage) and self._is_outdated()
+            if not is_stale:
+                fetch.report(problems)
+                if damage is not None:
+                    raise damage
+                return
+        raise errors.StepGoneError(
+            f"{self.url}: was changed while it was read, {_N_TRIES} times. Try again."
+        )
+
+    def _is_outdated(self) -> bool:
+        head, _ = fetch.read_head(self._objects) or (Head(), "")
+        return head.id != self._head.id
+
+    def _follow_head(self) -> None:
+        """Reads the present head, and removes what is not in it."""
+        head, _ = fetch.read_head(self._objects) or (Head(), "")
+        for path in self._head.files.keys() - head.files.keys():
+            self._unlink(self.directory / path)
+        changed = {p for p, parts in self._head.files.items() if head.files.get(p) != parts}
+        for step in {head_lib.step_of(path) for path in changed} - {None}:
+            # Gone, or replaced by another one of the same number.
+            durable.remove(self.directory / f"{step}")
+        self._head = head
+
+    def _unlink(self, path: pathlib.Path) -> None:
+        """Removes a file, and the directories that are empty without it."""
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # Not empty.
+            for folder in path.parents:
+                folder.rmdir()
+
+    def _refresh_inner(self) -> None:
+        for folder in self._objects.folders():
+            if folder == head_lib.FOLDER or head_lib.step_of(f"{folder}/x"):
+                continue
+            if folder not in self._inner:
+                inner = View(f"{self.url}/{folder}", self.directory / folder)
+                if fetch.read_head(inner._objects) is None:
+                    continue
+                self._inner[folder] = inner
+            self._inner[folder].refresh()

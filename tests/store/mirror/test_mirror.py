@@ -1,0 +1,197 @@
+import os
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import tekoa
+from tekoa import store
+from tekoa.store import errors
+from tekoa.store.mirror import mirror, publisher
+from tekoa.store.mirror.objects import Objects
+
+
+def save(directory, *steps, value=None):
+    with store.Store(directory, keep=[store.KeepLast(9)]) as writer:
+        for step in steps:
+            writer.save(step, {"w": np.full(3, float(value or step))}, replace=value is not None)
+
+
+def test_local_directories_are_left_alone(tmp_path, cache):
+    with store.mirrored(tmp_path / "run") as directory:
+        assert directory == tmp_path / "run"
+    assert store.fetched(tmp_path / "run") == tmp_path / "run"
+    assert not cache.exists()
+
+
+def test_a_run_is_written_and_read(url):
+    with store.mirrored(url) as directory:
+        save(directory, 1, 2)
+        save(directory / "save", 7)
+    assert store.load(url)["w"].tolist() == [2.0] * 3
+    assert store.load(url, step=1)["w"].tolist() == [1.0] * 3
+    assert store.load(f"{url}/save/checkpoint_7/")["step"] == 7
+    assert store.load(f"{url}/save")["step"] == 7
+    assert [(info.step, info.problem) for info in store.inspect(url)] == [(1, ""), (2, "")]
+    assert store.fetched(url).name == "run"
+    assert mirror.shown(store.fetched(f"{url}/save")) == f"{url}/save"
+
+
+def test_nothing_at_a_url_is_nothing_on_disk(url):
+    assert not store.fetched(url).exists()
+    with pytest.raises(errors.StoreError, match="contains no checkpoint"):
+        store.load(url)
+
+
+def test_a_reader_follows_a_writer(url):
+    with store.mirrored(url) as directory:
+        one = mirror._publishers[url]
+        save(directory, 1)
+        assert one.wait(10)
+        view = mirror.View(url)
+        view.refresh()
+        view.complete()
+        assert store.load(view.directory)["w"].tolist() == [1.0] * 3
+        save(directory, 1, value=5)  # Another history.
+        (directory / "metrics.jsonl").write_text("x")
+        save(directory, 2)
+        shutil.rmtree(directory / "checkpoint_1")
+        save(directory, 3)
+        assert one.wait(10)
+        view.refresh()
+        view.complete()
+        assert store.load(view.directory)["step"] == 3
+        assert sorted(os.listdir(view.directory)) == [
+            "checkpoint_2",
+            "checkpoint_3",
+            "metrics.jsonl",
+        ]
+
+
+def test_a_step_that_is_removed_while_it_is_read_is_no_damage(url, monkeypatch, caplog):
+    """The reader finds objects missing, sees that there is a new head, and follows it."""
+    with store.mirrored(url) as directory:
+        one = mirror._publishers[url]
+        save(directory, 1)
+        assert one.wait(10)
+        view = mirror.View(url)
+        view.refresh()
+        shutil.rmtree(directory / "checkpoint_1")
+        save(directory, 2)
+        assert one.wait(10)
+        view.complete()
+        assert store.load(view.directory)["step"] == 2
+    assert "damaged" not in caplog.text
+
+
+def test_a_directory_of_another_writer_in_the_run_is_read_with_it(url):
+    with store.mirrored(url) as directory, store.mirrored(f"{url}/eval") as results:
+        assert not results.is_relative_to(directory)
+        save(directory, 1)
+        save(results / "high_accuracy", 1)
+        (results / "evaluations.jsonl").write_text("{}")
+        (directory / "run.json").write_text("{}")
+    path = store.fetched(url)
+    assert (path / "eval" / "evaluations.jsonl").read_text() == "{}"
+    best = store.fetched(f"{url}/eval/high_accuracy")
+    assert store.load(best)["step"] == 1
+    assert (best.parents[1] / "run.json").exists()
+
+
+def test_an_error_inside_is_the_one_that_is_raised(url, caplog, monkeypatch):
+    def fail(self):
+        raise errors.UnreachableError("the server is down.")
+
+    monkeypatch.setattr(publisher.Publisher, "_publish", fail)
+    with pytest.raises(ZeroDivisionError), store.mirrored(url, grace_seconds=0.05) as directory:
+        _save_and_fail(directory)
+    assert "step 1 is not published. the server is down." in caplog.text
+
+
+def _save_and_fail(directory):
+    save(directory, 1)
+    raise ZeroDivisionError
+
+
+def test_the_last_state_must_be_published(url, monkeypatch):
+    def fail(self):
+        raise errors.UnreachableError("the server is down.")
+
+    monkeypatch.setattr(publisher.Publisher, "_publish", fail)
+    with (
+        pytest.raises(errors.SaveFailedError, match="step 1 is not published"),
+        store.mirrored(url, grace_seconds=0.05) as directory,
+    ):
+        save(directory, 1)
+
+
+def test_a_file_of_the_run_that_is_damaged_in_the_store_is_an_error(url, memory, cache):
+    with store.mirrored(url) as directory:
+        (directory / "run.json").write_text('{"random_seed": 1}')
+    (name,) = Objects(url).names_in("files")
+    memory.pipe(f"/bucket/run/{name}", b'{"random_seed": 2}')
+    shutil.rmtree(cache)
+    with pytest.raises(errors.DamagedError, match=r"run\.json is damaged"):
+        store.fetched(url)
+    with pytest.raises(errors.DamagedError, match=r"run\.json is damaged"), store.mirrored(url):
+        pass
+
+
+def test_extensions_write_to_the_working_copy(url):
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+    data = [(np.ones((4, 2), np.float32), np.ones((4, 1), np.float32))] * 8
+    with store.mirrored(url) as directory:
+        loop = tekoa.TrainLoop(
+            tekoa.CheckpointFileReader(directory, model),
+            tekoa.TrainTask(optimizer=optax.sgd(0.1), loss=_loss, data=data),
+            n_steps=8,
+            n_steps_per_checkpoint=4,
+            rng=jax.random.key(0),
+            stdout=False,
+        )
+        writer = tekoa.CheckpointFileWriter(directory)
+        process = tekoa.serial(tekoa.TensorBoardWriter(directory / "train"), writer)
+        for checkpoint in loop:
+            process(checkpoint)
+        writer.close()
+    assert store.load(url)["step"] == 8
+    assert list((store.fetched(url) / "train").glob("events*"))
+
+
+def _loss(outputs, targets):
+    return ((outputs - targets) ** 2).mean()
+
+
+def test_fit_continues_on_another_machine_with_the_same_bits(memory, cache, tmp_path):
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+
+    def fit(directory, steps):
+        return tekoa.fit(
+            nnx.Linear(3, 1, rngs=nnx.Rngs(0)),
+            (x, x.sum(axis=1, keepdims=True)),
+            loss="mse",
+            optimizer=optax.adam(0.1),
+            steps=steps,
+            validation=0.25,
+            steps_per_check=5,
+            directory=directory,
+            show_progress=False,
+        )
+
+    whole = fit(tmp_path / "whole", 20)
+    fit("memory://bucket/fit", 10)
+    shutil.rmtree(cache)
+    result = fit("memory://bucket/fit", 20)
+    for a, b in zip(
+        jax.tree.leaves(whole.loop.state.params),
+        jax.tree.leaves(result.loop.state.params),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    lines = (store.fetched("memory://bucket/fit") / "metrics.jsonl").read_text().splitlines()
+    local = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == [line.split(",")[0] for line in local]
+    assert store.load("memory://bucket/fit/low_eval_loss")["step"] > 0

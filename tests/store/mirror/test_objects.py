@@ -1,0 +1,87 @@
+import sys
+import threading
+
+import pytest
+
+from tekoa._extras import MissingPackageError
+from tekoa.core.files import PathError
+from tekoa.store import errors
+from tekoa.store.mirror.objects import ABSENT, ConflictError, Objects, clean_url, is_url
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket", "gs://b/", "s3://b/../x", "s3://b/*.npz", "memory://", "s3://b/x\0"]
+)
+def test_urls_that_are_no_directory_are_refused(url):
+    with pytest.raises(PathError, match=r"run directory|complete bucket"):
+        clean_url(url)
+
+
+def test_a_url_that_pathlib_shortened_is_the_same():
+    import pathlib
+
+    assert clean_url(pathlib.PurePosixPath("s3://bucket/run/")) == "s3://bucket/run"
+    assert not is_url("http://bucket/run")
+
+
+def test_a_put_replaces_only_the_version_that_it_names(url):
+    objects = Objects(url)
+    assert objects.read("a") is None
+    first = objects.put("a", b"1", replaces=ABSENT)
+    with pytest.raises(ConflictError):
+        objects.put("a", b"2", replaces=ABSENT)
+    second = objects.put("a", b"2", replaces=first)
+    with pytest.raises(ConflictError):
+        objects.put("a", b"3", replaces=first)
+    assert objects.read("a") == (b"2", second)
+
+
+def test_of_many_writers_one_creates_an_object(url):
+    objects, created = Objects(url), []
+
+    def create(name: str) -> None:
+        try:
+            objects.put("a", name.encode(), replaces=ABSENT)
+            created.append(name)
+        except ConflictError:
+            pass
+
+    threads = [threading.Thread(target=create, args=(str(n),)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [name.encode() for name in created] == [objects.read("a")[0]]
+
+
+def test_objects_are_uploaded_listed_downloaded_and_deleted(url, tmp_path):
+    objects = Objects(url)
+    (tmp_path / "big").write_bytes(b"x" * 5000)
+    objects.upload({"files/1/big": tmp_path / "big", "files/2/s": b"s"}, lambda: None)
+    assert objects.names_in("files") == ["files/1/big", "files/2/s"]
+    assert objects.folders() == ["files"]
+    assert objects.download_to("files/1/big", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"x" * 5000
+    assert objects.download("files/2/s") == b"s"
+    assert objects.download("files/none") is None
+    assert not objects.download_to("files/none", tmp_path / "copy2")
+    objects.delete(["files/2/s", "files/none"])
+    assert objects.names_in("files") == ["files/1/big"]
+
+
+def test_errors_of_the_store_name_the_object(url, monkeypatch):
+    objects = Objects(url)
+
+    def fail(*_, **__):
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(type(objects._store), "cat_file", fail)
+    with pytest.raises(errors.UnreachableError, match=r"bucket/run/a: .*nobody is there"):
+        objects.read("a")
+
+
+@pytest.mark.parametrize(("url", "package"), [("s3://b/run", "s3fs"), ("gs://b/run", "gcsfs")])
+def test_a_missing_package_is_named(url, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=rf"{package}.*pip install 'tekoa\[cloud\]'"):
+        Objects(url)
