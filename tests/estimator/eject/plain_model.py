@@ -1,6 +1,7 @@
-"""A model file for three libraries, with dropout, whose training can be ejected."""
+"""A model file for four libraries, with dropout, whose training can be ejected."""
 
 import equinox as eqx
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -8,9 +9,11 @@ import numpy as np
 import optax
 from flax import linen as nn
 from flax import nnx
+from plain_helper import squared_error
 
+import tekoa
 from tekoa import data as data_lib
-from tekoa.estimator import DataFacts, Experiment
+from tekoa.estimator import DataFacts, Experiment, UsageError
 
 DEFAULTS = {
     "train_batch_size": 8,
@@ -23,7 +26,9 @@ DEFAULTS = {
 
 
 def get_config():
-    return ml_collections.ConfigDict({"library": "linen", "opt": {"rate": 0.01}, "optimizer": ""})
+    return ml_collections.ConfigDict(
+        {"library": "linen", "opt": {"rate": 0.01}, "optimizer": "", "width": 4}
+    )
 
 
 def open_data(config, pattern, train):
@@ -50,8 +55,8 @@ class Nnx(nnx.Module):
 
 
 class Equinox(eqx.Module):
-    first: eqx.nn.Linear
     last: eqx.nn.Linear
+    first: eqx.nn.Linear
     dropout: eqx.nn.Dropout
 
     def __init__(self):
@@ -63,19 +68,38 @@ class Equinox(eqx.Module):
         return self.last(self.dropout(jax.nn.relu(self.first(x)), key=key))[0]
 
 
+def haiku_forward(x):
+    x = jax.nn.relu(hk.Linear(4)(x))
+    return hk.Linear(1)(hk.dropout(hk.next_rng_key(), 0.2, x))[:, 0]
+
+
 # Not used in training.
 def unused():
     return data_lib
 
 
-def make_model(library):
-    return {"linen": Linen, "nnx": lambda: Nnx(nnx.Rngs(0)), "equinox": Equinox}[library]()
+def make_model(library, width):
+    if library == "linen":
+        return Linen(width)
+    if library == "nnx":
+        return Nnx(nnx.Rngs(0))
+    return Equinox() if library == "equinox" else hk.transform(haiku_forward)
+
+
+def make_optimizer(config, data):
+    if config.optimizer == "amos":
+        rate = lambda step: jnp.minimum(1.0, step / config.width) / data.n_batches
+        return tekoa.amos(rate, lambda name, shape: 0.5, beta=0.98, momentum=0.9)
+    return config.optimizer or optax.adamw(config["opt"].rate)
 
 
 def experiment(config, data: DataFacts) -> Experiment:
+    if config.width < 1:
+        raise UsageError("Too narrow.")
     return Experiment(
-        model=make_model(config.library),
-        loss=lambda out, batch: jnp.mean((out - batch["y"]) ** 2),
-        optimizer=config.optimizer or optax.adamw(config["opt"].rate),
+        model=make_model(config.library, config.width),
+        loss=lambda out, batch: squared_error(out, batch["y"]),
+        optimizer=make_optimizer(config, data),
         inputs=lambda batch: batch["x"],
+        metrics={"error": lambda out, batch: squared_error(out, batch["y"])},
     )

@@ -13,17 +13,19 @@ from tekoa.estimator.cli import main
 from tekoa.estimator.cli.flags import UsageError
 
 MODEL = str(pathlib.Path(__file__).parent / "plain_model.py")
+LONG_MODEL = str(pathlib.Path(__file__).parents[1] / "long_model.py")
 # As users run programs: one device, all optimizations.
 USERS = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_"))}
 
 
-def train(model, directory, *flags, env=None):
+def train(model, directory, *flags, metric="train/last_loss", env=None):
     words = ["train", model, f"--model_dir={directory}", "--noprogress", *flags]
     command = [sys.executable, "-m", "tekoa.estimator", *words]
-    subprocess.run(command, check=True, capture_output=True, env=env)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
     lines = (pathlib.Path(directory) / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    return {r["step"]: r["train/last_loss"] for r in records if "train/last_loss" in r}
+    return {r["step"]: r[metric] for r in records if metric in r}
 
 
 def losses_of(file, n_steps, env=None):
@@ -38,50 +40,101 @@ def losses_of(file, n_steps, env=None):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def check_text(file):
+    """Checks that a file reads as if it were written by hand: no Tekoa, formatted, no warnings."""
+    ruff = pathlib.Path(sys.executable).with_name("ruff")
+    for words in (["format", "--check"], ["check", "--select=E,F,I,W,UP", "--ignore=E731"]):
+        command = [ruff, *words, "--isolated", "--line-length=100", file]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+    text = file.read_text()
+    assert "import tekoa" not in text
+    assert "eval(" not in text
+    return text
+
+
 @pytest.mark.parametrize(
-    "library",
+    ("library", "optimizer"),
     [
-        "linen",
-        pytest.param("nnx", marks=pytest.mark.slow),
-        pytest.param("equinox", marks=pytest.mark.slow),
+        ("linen", "auto"),
+        *(
+            pytest.param(library, optimizer, marks=pytest.mark.slow)
+            for library, optimizer in [
+                *(("linen", ""), ("nnx", ""), ("nnx", "auto"), ("equinox", "auto")),
+                *(("equinox", ""), ("haiku", ""), ("haiku", "amos"), ("linen", "amos")),
+            ]
+        ),
     ],
 )
-def test_plain_file_has_the_losses_of_the_run(library, tmp_path, capsys):
+def test_plain_file_has_the_losses_of_the_run(library, optimizer, tmp_path, capsys):
     run = tmp_path / "run"
-    recorded = train(MODEL, run, f"--module_config.library={library}")
+    flags = [f"--module_config.library={library}", f"--module_config.optimizer={optimizer}"]
+    recorded = train(MODEL, run, *flags)
     before = sorted(run.rglob("*"))
     assert main.main(["eject", str(run), f"--out={tmp_path}/plain.py"]) == 0
     assert "plain.npz" in capsys.readouterr().out
     assert sorted(run.rglob("*")) == before
     losses = losses_of(tmp_path / "plain.py", 20)
     assert {step: losses[step - 1] for step in (5, 10, 15, 20)} == recorded
-    text = (tmp_path / "plain.py").read_text()
+    text = check_text(tmp_path / "plain.py")
     assert len(text.splitlines()) < 200
-    assert "def unused" not in text
-    assert "import tekoa" not in text
+    for name in ("def unused", "Too narrow", "metrics", "config"):
+        assert name not in text
 
 
 @pytest.mark.slow
-def test_mnist_has_the_same_losses_for_200_steps(tmp_path):
-    flags = ["--random_seed=3", "--max_train_steps=200", "--check_every_steps=20"]
-    recorded = train("mnist", tmp_path / "run", *flags, env=USERS)
+@pytest.mark.parametrize(
+    ("model", "flags", "n_lines"),
+    [
+        ("mnist", [], 200),
+        ("mnist", ["--optimizer=auto"], 200),
+        ("transformer_lm", ["--optimizer=auto"], 330),
+        ("lstm_lm", [], 260),
+    ],
+)
+def test_bundled_model_has_the_same_losses_for_200_steps(model, flags, n_lines, tmp_path):
+    flags = [*flags, "--random_seed=3", "--max_train_steps=200", "--check_every_steps=20"]
+    recorded = train(model, tmp_path / "run", *flags, env=USERS)
     tekoa.eject(tmp_path / "run", tmp_path / "plain.py")
     losses = losses_of(tmp_path / "plain.py", 200, env=USERS)
     assert len(recorded) == 10
     assert {step: losses[step - 1] for step in recorded} == recorded
+    assert len(check_text(tmp_path / "plain.py").splitlines()) < n_lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["linear_regression", LONG_MODEL])
+def test_long_model_file_has_the_same_losses(model, tmp_path):
+    flags = ["--random_seed=3", "--max_train_steps=200", "--check_every_steps=1", "--max_ckpt=1"]
+    pattern = [] if model == "linear_regression" else ["--train_pattern=train"]
+    recorded = train(
+        model, tmp_path / "run", *flags, *pattern, metric="train/train_loss", env=USERS
+    )
+    tekoa.eject(tmp_path / "run", tmp_path / "plain.py")
+    losses = losses_of(tmp_path / "plain.py", 200, env=USERS)
+    assert dict(enumerate(losses, start=1)) == recorded
+    assert len(check_text(tmp_path / "plain.py").splitlines()) < 200
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "message"),
+    ("flags", "message"),
     [
-        (MODEL, ["--accumulate=2"], "--accumulate"),
-        (MODEL, ["--module_config.optimizer=auto"], "'auto'"),
-        ("linear_regression", ["--max_train_steps=2"], "long form"),
+        (["--accumulate=2"], "--accumulate"),
+        (["--clip_norm=1"], "--clip_norm"),
+        (["--optimizer=muon"], "'muon'"),
+        (["--optimizer=lbfgs"], "line search"),
     ],
 )
-def test_what_has_no_plain_equivalent_is_refused(model, flags, message, tmp_path):
+def test_what_has_no_plain_equivalent_is_refused(flags, message, tmp_path):
     words = [f"--model_dir={tmp_path}/run", "--max_train_steps=2", "--noprogress", *flags]
-    assert main.main(["train", model, *words]) == 0
+    assert main.main(["train", MODEL, *words]) == 0
     with pytest.raises(UsageError, match=message):
         tekoa.eject(tmp_path / "run", tmp_path / "plain.py")
     assert not list(tmp_path.glob("plain*"))
+
+
+def test_examples_of_fewer_steps_can_be_stored(tmp_path):
+    words = [f"--model_dir={tmp_path}/run", "--max_train_steps=6", "--noprogress"]
+    assert main.main(["train", MODEL, *words]) == 0
+    tekoa.eject(tmp_path / "run", tmp_path / "plain.py", n_steps=3)
+    assert "3, 5\n" in (tmp_path / "plain.py").read_text()

@@ -1,26 +1,25 @@
-"""The order of rows in plain code is the order of the data."""
+"""Code that every ejected file of a kind has."""
 
-import functools
-import math
+import ast
 
-import numpy as np
-import pytest
-
-from tekoa.data.batching import permutation
 from tekoa.estimator.eject import pieces
 
 
-@pytest.mark.parametrize(
-    ("piece", "n"),
-    [
-        (pieces.SHORT_PERMUTATION, 10),
-        (pieces.SHORT_PERMUTATION, 4096),
-        (pieces.LONG_PERMUTATION, 5001),
-    ],
-)
-@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (2**31 - 1, 3)])
-def test_order_is_that_of_the_data(piece, n, seed, epoch):
-    names = {"np": np, "math": math, "functools": functools, "SEED": seed}
-    exec(pieces.HASHES + piece, names)
-    expected = permutation.permute(np.arange(n), n, (seed, epoch, 0))
-    np.testing.assert_array_equal(names["order_of"](epoch, n), expected)
+def test_code_is_python():
+    for text in (
+        pieces.TRAIN_STATE,
+        pieces.MEAN_METRICS,
+        pieces.long_training(changes_optimizer=True),
+    ):
+        ast.parse(text)
+    code = pieces.amos({"w": (0.5, ())}, by_slabs=True, has_momentum=True)
+    assert "momentum=None" in code
+    assert "by_slabs" not in code
+    ast.parse(code)
+
+
+def test_size_of_a_step_has_the_numbers_of_the_run():
+    variables = {"n_steps": 100, "n_warmup": 5, "peak": 0.05, "tail": "constant"}
+    code = pieces.step_size(variables)
+    assert "return 0.05 * rise\n" in f"{code}\n"
+    assert "/ 96" in code

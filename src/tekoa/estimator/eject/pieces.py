@@ -1,97 +1,142 @@
-"""The plain code of an ejected file: order of the data, optimizer, models, training."""
+"""Plain code of an ejected file: sphere, Amos, and the states of long model files."""
 
-# A permutation of up to 4096 rows is sorted by keyed hashes (splitmix64).
-HASHES = '''
-def hashes(n, key):
-    """Returns n pseudorandom 64-bit numbers for a key (splitmix64)."""
-    step, mask = 0x9E3779B97F4A7C15, 2**64 - 1
+from collections.abc import Mapping
+from typing import Any
 
-    def mix(x):
-        x = (((x & mask) ^ ((x & mask) >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
-        return x ^ (x >> 31)
 
-    seed = step
-    for word in key:
-        seed = mix(mix((seed ^ (word & mask)) + step) ^ ((word >> 64) & mask))
-    x = np.uint64(seed) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(step)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-'''
+def _table(rows: Mapping[str, tuple[Any, ...]], kind: str = "") -> str:
+    return "\n".join(f'    "{name}": {kind}{values!r},' for name, values in rows.items())
 
-SHORT_PERMUTATION = '''
-@functools.cache
-def order_of(epoch, n):
-    """Returns the order of the rows in an epoch."""
-    return np.argsort(hashes(n, (SEED, epoch, 0)), kind="stable")
-'''
 
-LONG_PERMUTATION = '''
-@functools.cache
-def order_of(epoch, n):
-    """Returns the order of the rows in an epoch: a Feistel network over a rectangle."""
-    n_left = math.isqrt(n - 1) + 1
-    n_right = -(-n // n_left)
-    sizes = [(n_right, n_left), (n_left, n_right)] * 3
-    tables = [
-        (hashes(n_in, (SEED, epoch, 0, i)) % np.uint64(n_out)).astype(np.int64)
-        for i, (n_in, n_out) in enumerate(sizes)
-    ]
+def sphere(rows: Mapping[str, tuple[Any, ...]], rule: Any, *, size: str, has_axes: bool) -> str:
+    """Returns the code of `sphere`.
 
-    def shuffle(at):
-        left, right = np.divmod(at, n_right)
-        for i, table in enumerate(tables):
-            if i % 2 == 0:
-                left = (left + table[right]) % n_left
-            else:
-                right = (right + table[left]) % n_right
-        return left * n_right + right
+    Args:
+        rows: The roles by name, in the order of the parameters.
+        rule: The constants.
+        size: The code of `step_size`.
+        has_axes: Whether roles have axes, for parameters that are several copies.
+    """
+    axes = ", role.axes" * has_axes
+    mean, power = "mu", "count"
+    if rule.nesterov:
+        mean, power = f"({rule.b1} * mu + {1 - rule.b1!r} * g)", "(count + 1)"
+    restart = _RESTART if rule.restarts else "\n        count = n + 1"
+    return f'''
+Role = collections.namedtuple("Role", "scale step is_divided {"axes " * has_axes}radius")
+# Of each parameter: its scale, the size of its steps, whether their direction is divided by its
+# rms, {"the axes of one copy, " * has_axes}and when it is set to its scale.
+ROLES = {{
+{_table(rows, "Role")}
+}}
 
-    items = shuffle(np.arange(n))
-    while (items >= n).any():
-        items[items >= n] = shuffle(items[items >= n])
-    return items
-'''
 
-IN_ORDER = '''
-def order_of(epoch, n):
-    """Returns the order of the rows in an epoch."""
-    return np.arange(n)
-'''
+{size}
 
-BATCH = '''
-def make_batch(rows, i):
-    """Returns batch i; batches go on across the end of an epoch."""
-    n = len(next(iter(rows.values())))
-    at = range(i * BATCH_SIZE, (i + 1) * BATCH_SIZE)
-    chosen = [order_of(k // n, n)[k % n] for k in at]
-    return {name: field[chosen] for name, field in rows.items()}
-'''
 
-AMOS = '''
-def amos(learning_rate, eta_fn, shape_fn=None, *, beta=0.999, clip_value=None):
-    """Creates the optimizer Amos (arXiv 2210.11693)."""
+def sphere():
+    """Creates the optimizer: steps relative to the scales, on which hidden kernels stay."""
 
-    def named(params):
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        return [(tuple(str(k.key) for k in path), leaf) for path, leaf in leaves]
+    def rms(x{", axes" * has_axes}):
+        return jnp.sqrt(jnp.mean(jnp.square(x){", axis=axes" * has_axes}, keepdims=True))
 
     def init(params):
-        shapes = [shape_fn(n, p.shape) if shape_fn else p.shape for n, p in named(params)]
-        slots = lambda: [jnp.zeros(shape, jnp.float32) for shape in shapes]
-        return jnp.zeros((), jnp.int32), slots(), slots()
+        zeros = [jnp.zeros_like(p) for p in jax.tree.leaves(params)]
+        return jnp.zeros((), jnp.int32), zeros, zeros
 
     def update(grads, state, params):
-        count, v_slots, b_slots = state
-        count = optax.safe_increment(count)
-        xi = learning_rate(count) if callable(learning_rate) else learning_rate
-        xi = jnp.asarray(xi, jnp.float32)
-        unbias = -jnp.expm1(count.astype(jnp.float32) * jnp.log(jnp.asarray(beta, jnp.float32)))
-        rows = []
-        for (name, p), g, v, b in zip(named(params), jax.tree.leaves(grads), v_slots, b_slots):
-            eta = jnp.asarray(eta_fn(name, p.shape), jnp.float32)
-            g2 = mean_of_squares(g, v.shape)
+        n, mus, nus = state{restart}
+        unbias_mu = 1 - jnp.float32({rule.b1}) ** {power}
+        unbias_nu = 1 - jnp.float32({rule.b2}) ** count
+
+        def update_one(role, p, g, mu, nu):
+            mu = {rule.b1} * mu + {1 - rule.b1!r} * g
+            nu = {rule.b2} * nu + {1 - rule.b2!r} * jnp.square(g)
+            mean = {mean} / unbias_mu
+            u = mean * jax.lax.rsqrt(jnp.maximum(nu / unbias_nu, 2**-125))
+            size = role.step
+            if role.is_divided:
+                size = size / jnp.maximum(rms(u{axes}), {max(rule.min_rms, 2**-125)!r})
+            delta = -step_size(n) * (u * size)
+            if role.radius is not None:
+                length = rms(p + delta{axes})
+                factor = jnp.where(length > 0, role.scale / jnp.where(length > 0, length, 1), 1)
+                if role.radius == "at first":
+                    factor = jnp.where(n == 0, jnp.minimum(factor, 1), 1)
+                delta = (p + delta) * factor - p
+            return delta, mu, nu
+
+        leaves = [jax.tree.leaves(tree) for tree in (params, grads, mus, nus)]
+        deltas, mus, nus = zip(*map(update_one, ROLES.values(), *leaves))
+        deltas = jax.tree.unflatten(jax.tree.structure(params), deltas)
+        return deltas, (n + 1, list(mus), list(nus))
+
+    return optax.GradientTransformation(init, update)
+'''
+
+
+_RESTART = """
+        # The first step rescales the kernels: the moments start again after it.
+        mus, nus = jax.tree.map(lambda x: jnp.where(n == 1, 0, x), (mus, nus))
+        count = jnp.maximum(n, 1)"""
+
+
+def step_size(variables: Mapping[str, Any]) -> str:
+    """Returns the code of a step's size, from the variables of `sphere.step_size`."""
+    n_steps, n_warmup = variables["n_steps"], variables["n_warmup"]
+    decay = {"cosine": "0.5 * (1 + jnp.cos(jnp.pi * progress))", "linear": "(1 - progress)"}
+    factor = decay.get(variables["tail"])
+    return f'''def step_size(n):
+    """Returns the relative size of step n: it rises for {n_warmup} steps, then decreases."""
+    rise = jnp.minimum(1.0, (n + 1) / {max(n_warmup, 1)})
+    progress = jnp.clip((n + 1 - {n_warmup}) / {n_steps + 1 - n_warmup}, 0.0, 1.0)
+    return {variables["peak"]!r} * rise{f" * {factor}" if factor else ""}'''.replace(
+        "n + -", "n - "
+    )
+
+
+def anytime_step_size(variables: Mapping[str, Any]) -> str:
+    """Returns the code of a step's size, from the variables of `sphere.anytime_step_size`."""
+    c, n_warmup = variables["c"], variables["n_warmup"]
+    return f'''def step_size(n):
+    """Returns the relative size of step n: it rises for {n_warmup} steps, then decreases."""
+    done = jnp.asarray(n + 1, jnp.float32)
+    rise = jnp.minimum(1.0, done / {n_warmup})
+    return {0.5 * c!r} * rise / jnp.sqrt(2 * jnp.maximum(done, {n_warmup}))'''
+
+
+def amos(rows: Mapping[str, tuple[Any, ...]], *, by_slabs: bool, has_momentum: bool) -> str:
+    """Returns the code of Amos.
+
+    Args:
+        rows: Scale and slot shape of each parameter by name, in their order.
+        by_slabs: Whether some means of squares are computed by slabs.
+        has_momentum: Whether the updates are averaged.
+    """
+    momentum = ", momentum=None" * has_momentum
+    ema = "\n    if momentum is not None:\n        stages.append(optax.ema(momentum, debias=False))"
+    return f'''
+# Of each parameter: its scale, and the shape of its slots.
+SCALES = {{
+{_table(rows)}
+}}
+
+
+def amos(learning_rate, *, beta=0.999, clip_value=None{momentum}):
+    """Creates the optimizer Amos (arXiv 2210.11693)."""
+
+    def init(params):
+        slots = [jnp.zeros(shape) for _, shape in SCALES.values()]
+        return jnp.zeros((), jnp.int32), slots, slots
+
+    def update(grads, state, params):
+        count, vs, bs = state
+        count = count + 1
+        xi = jnp.float32(learning_rate(count) if callable(learning_rate) else learning_rate)
+        unbias = -jnp.expm1(count.astype(jnp.float32) * jnp.log(jnp.float32(beta)))
+
+        def update_one(scale, p, g, v, b):
+            eta, g2 = scale[0], mean_of_squares(g, v.shape)
             v = beta * v + (1 - beta) * g2
             floored, shrink = jnp.maximum(v, 2**-125), 1 + 0.25 * jnp.sqrt(xi) * b
             gamma = xi**2 * unbias * g2 / floored * jax.lax.rsqrt(shrink)
@@ -102,137 +147,130 @@ def amos(learning_rate, eta_fn, shape_fn=None, *, beta=0.999, clip_value=None):
                 first = p + delta
             else:
                 decay, rate = decay / one_by_D, rate / one_by_D
-                delta = -decay * p - rate * g
-                first = decay + rate
+                delta, first = -decay * p - rate * g, decay + rate
             b = b + (1 + b) * (xi**2 * unbias * g2) / (floored * jnp.sqrt(shrink))
-            b = jnp.where(jnp.isnan(first), jnp.nan, b)  # Fixes the order, and so the rounding.
-            rows.append((delta, v, b))
-        deltas, v_slots, b_slots = map(list, zip(*rows))
-        return jax.tree.unflatten(jax.tree.structure(params), deltas), (count, v_slots, b_slots)
+            return delta, v, jnp.where(jnp.isnan(first), jnp.nan, b)  # Fixes the order.
+
+        leaves = [jax.tree.leaves(tree) for tree in (params, grads, vs, bs)]
+        deltas, vs, bs = zip(*map(update_one, SCALES.values(), *leaves))
+        deltas = jax.tree.unflatten(jax.tree.structure(params), deltas)
+        return deltas, (count, list(vs), list(bs))
 
     stages = [] if clip_value is None else [optax.clip(clip_value)]
-    return optax.chain(*stages, optax.GradientTransformation(init, update))
+    stages.append(optax.GradientTransformation(init, update)){ema * has_momentum}
+    return optax.chain(*stages)
 
 
 def mean_of_squares(x, shape):
     """Averages squares over the axes that the slot lacks or has at size 1."""
     aligned = (1,) * (x.ndim - len(shape)) + shape
-    axes = [i for i, (n, m) in enumerate(zip(x.shape, aligned)) if m < n]
-    if axes != [0] or x.ndim < 2 or len(x) % 8 or x.size < 2**16 or jax.default_backend() != "cpu":
-        return jnp.mean(jnp.square(x), axis=tuple(axes), keepdims=True).reshape(shape)
-    # Adding eight slabs first is faster on CPU, and rounds differently.
-    sums = [jnp.square(slab) for slab in x.reshape(8, len(x) // 8, *x.shape[1:])]
-    while len(sums) > 1:
-        sums = [a + b for a, b in zip(sums[::2], sums[1::2])]
-    weights = jnp.full(len(x) // 8, 1 / len(x), x.dtype)
-    return jnp.matmul(weights, sums[0].reshape(len(x) // 8, -1), precision="highest").reshape(shape)
-
-
-def params_fn_from_assign_map(table, eval_str_value=False):
-    """Returns the value of the first pattern that matches; text is a formula of SHAPE."""
-
-    def value_of(name, shape):
-        value = next(v for p, v in table.items() if re.match(p, "/".join(name)))
-        is_formula = eval_str_value and isinstance(value, str)
-        return eval(value, {**vars(math), "SHAPE": shape}) if is_formula else value
-
-    return value_of
+    axes = tuple(i for i, (n, m) in enumerate(zip(x.shape, aligned)) if m < n)
+    squares = jnp.square(x)
+{_SLABS * by_slabs}    means = jnp.mean(squares, axis=axes, keepdims=True) if axes else squares
+    return means.reshape(shape)
 '''
 
-LINEN = '''
-def prepare(model, inputs, key):
-    """Returns parameters, other variables, and apply(params, variables, inputs, key)."""
-    keys = {{"params": jax.random.fold_in(key, 0), "dropout": jax.random.fold_in(key, 1)}}
-    init = jax.jit(lambda keys, inputs: model.init(keys, *inputs{off}))
-    variables = init(keys, inputs)
-    params = variables.pop("params")
 
-    def apply(params, variables, inputs, key):
-        keys, changeable = {{"dropout": jax.random.fold_in(key, 0)}}, list(variables)
-        return model.apply(
-            {{"params": params, **variables}}, *inputs, rngs=keys, mutable=changeable{on}
+_SLABS = """    if axes == (0,) and x.ndim > 1 and len(x) % 8 == 0 and x.size >= 2**16:
+        # Adding eight slabs first is faster on CPU, and rounds differently.
+        sums = [*squares.reshape(8, len(x) // 8, -1)]
+        while len(sums) > 1:
+            sums = [a + b for a, b in zip(sums[::2], sums[1::2])]
+        weights = jnp.full(len(x) // 8, 1 / len(x), x.dtype)
+        return jnp.matmul(weights, sums[0], precision="highest").reshape(shape)
+"""
+
+
+TRAIN_STATE = '''
+class TrainState(struct.PyTreeNode):
+    """Parameters, optimizer, other variables and key, passed from step to step."""
+
+    step: jax.Array
+    params: dict
+    opt_state: tuple
+    _vars: dict
+    _state_rng: jax.Array
+    apply_fn: Callable = struct.field(pytree_node=False)
+    tx: optax.GradientTransformation = struct.field(pytree_node=False)
+    metrics_mod: nn.Module = struct.field(pytree_node=False)
+
+    @classmethod
+    def create(cls, metrics_mod, tx, model, rng, *inputs, save_mutable=False, **options):
+        init_rng, rng = jax.random.split(rng)
+        streams = enumerate(("params", "dropout"))
+        keys = {name: jax.random.fold_in(init_rng, i) for i, name in streams}
+        variables = jax.jit(lambda keys: nn.meta.unbox(model.init(keys, *inputs, **options)))(keys)
+        params = variables.pop("params")
+        step = jnp.zeros((), jnp.int32)
+        return cls(step, params, tx.init(params), variables, rng, model.apply, tx, metrics_mod)
+
+    def step_rng(self):
+        return jax.random.fold_in(jax.random.fold_in(self._state_rng, self.step), 0)
+
+    def value_and_grad_apply_fn(self, has_aux=False):
+        def loss_of(params, *args, **kwargs):
+            kwargs = {"rngs": {"dropout": self.step_rng()}, **kwargs}
+            variables = {**self._vars, "params": params}
+            outputs, changed = self.apply_fn(variables, *args, **kwargs, mutable=[*self._vars])
+            loss, *aux = outputs if has_aux else (outputs,)
+            aux = [*aux, changed] if self._vars else aux
+            return loss, aux[0] if len(aux) == 1 else tuple(aux)
+
+        def value_and_grad(*args, **kwargs):
+            (loss, aux), grads = jax.value_and_grad(loss_of, has_aux=True)(*args, **kwargs)
+            return (loss, aux) if has_aux or self._vars else loss, grads
+
+        return value_and_grad
+
+    def apply_gradients(self, *, grads, **changes):
+        updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
+        params = optax.apply_updates(self.params, updates)
+        return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **changes)
+'''
+
+MEAN_METRICS = '''
+class MeanMetrics(nn.Module):
+    """Totals and counts of metrics, in the collection "metrics"."""
+
+    names: tuple = ()
+
+    @classmethod
+    def create(cls, *names):
+        return cls(names)
+
+    def setup(self):
+        parts = [f"{name}_{part}" for name in self.names for part in ("total", "count")]
+        self.sums = {part: self.variable("metrics", part, jnp.zeros, ()) for part in parts}
+
+    def __call__(self):
+        total, count = (
+            {name: self.sums[f"{name}_{part}"].value for name in self.names}
+            for part in ("total", "count")
         )
+        return {name: total[name] / jnp.where(count[name] == 0, 1.0, count[name]) for name in total}
 
-    return params, variables, apply
+    def update(self, name, total, count=1.0):
+        for part, value in (("total", total), ("count", count)):
+            self.sums[f"{name}_{part}"].value += jnp.asarray(value, jnp.float32)
 '''
 
-NNX = '''
-def prepare(model, inputs, key):
-    """Returns parameters, other variables, and apply(params, variables, inputs, key)."""
-    model.train()
-    graph, params, variables = nnx.split(model, nnx.Param, ...)
 
-    def apply(params, variables, inputs, key):
-        # A copy, because a module changes its variables.
-        live = nnx.merge(graph, params, jax.tree.map(lambda x: x, variables))
-        outputs = live(*inputs)
-        return outputs, nnx.split(live, nnx.Param, ...)[2]
-
-    return params, variables, apply
-'''
-
-EQUINOX = '''
-def prepare(model, inputs, key):
-    """Returns parameters, other variables, and apply(params, variables, inputs, key)."""
-    params, static = eqx.partition(eqx.nn.inference_mode(model, False), eqx.is_inexact_array)
-
-    def apply(params, variables, inputs, key):
-        keys = {{"key": jax.random.split(key, BATCH_SIZE)}} if {takes_key} else {{}}
-        live = eqx.combine(params, static)
-        outputs = jax.vmap(lambda xs, kw: live(*xs, **kw), axis_name="batch")(inputs, keys)
-        return outputs, variables
-
-    return params, {{}}, apply
-'''
-
-TRAINING = '''
-def is_finite(x):
-    """Whether an array has no NaN or Inf; a matrix product is the fastest way on CPU."""
-    n = x.shape[-1] if x.ndim > 1 else 0
-    return jnp.all(jnp.isfinite(x @ jnp.full(n, 0.5 / n, x.dtype) if n else x))
-
-
+def long_training(*, changes_optimizer: bool) -> str:
+    """Returns the loop of a model file in the long form."""
+    replace = "\n    state = state.replace(tx=tx, opt_state=tx.init(state.params))"
+    return f'''
 def train(n_steps=N_STEPS):
-    """Trains, and returns the parameters and the loss of every step."""
-    with np.load(pathlib.Path(__file__).with_suffix(".npz")) as file:
-        rows = dict(file)
-    data.sample = {name: field[:BATCH_SIZE] for name, field in rows.items()}
-    made = experiment(config, data)
-    optimizer = made.optimizer() if callable(made.optimizer) else made.optimizer
-
-    def inputs_of(batch):
-        inputs = made.inputs(batch)
-        return inputs if isinstance(inputs, tuple) else (inputs,)
-
-    init_key, root = jax.random.split(jax.random.key(SEED))
-    params, variables, apply = prepare(made.model, inputs_of(make_batch(rows, 0)), init_key)
-
-    def loss_of(params, variables, batch, key):
-        outputs, variables = apply(params, variables, inputs_of(batch), key)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        loss = made.loss(*outputs, batch)
-        return loss[0] if isinstance(loss, tuple) else loss, variables
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def train_step(state, batch, step):
-        params, variables, opt_state, n_bad = state
-        key = jax.random.fold_in(root, step)
-        value_and_grad = jax.value_and_grad(loss_of, has_aux=True)
-        (loss, variables), grads = value_and_grad(params, variables, batch, key)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        is_good = jnp.stack([is_finite(g) for g in jax.tree.leaves(grads)])
-        n_bad = n_bad + (~jnp.isfinite(loss) | ~jnp.all(is_good))
-        return (optax.apply_updates(params, updates), variables, opt_state, n_bad), loss
-
-    state, losses = (params, variables, optimizer.init(params), jnp.zeros((), jnp.int32)), []
+    """Trains, and returns the parameters and the first metric of every step."""
+    state = get_train_state(jax.random.key(SEED)){replace * changes_optimizer}
+    empty = state.metrics_mod.init(jax.random.key(0))
+    run_step, losses = jax.jit(train_step), []
     for step in range(n_steps):
-        state, loss = train_step(state, make_batch(rows, step), step)
+        state, metrics = run_step(batch_of(step), state, empty)
+        loss = next(iter(state.metrics_mod.apply(metrics).values()))
         losses.append(float(loss))
-        if (step + 1) % CHECK_EVERY == 0:
-            print(f"step {step + 1}: loss {losses[-1]:.6g}", flush=True)
-            if state[3]:
-                raise FloatingPointError(f"NaN or Inf before step {step + 1}.")
-    return state[0], losses
+        if (step + 1) % PRINT_EVERY == 0:
+            print(f"step {{step + 1}}: {{losses[-1]:.6g}}", flush=True)
+    return state.params, losses
 
 
 if __name__ == "__main__":

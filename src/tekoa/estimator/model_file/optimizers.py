@@ -89,7 +89,7 @@ def make_optimizer(
             clip_value=clip_value,
         )
     else:
-        make, rate = _from_optax(name, settings)
+        make, rate = from_optax(name, settings)
     if not table:
         return make(rate)  # Same state as in JEstimator, so its checkpoints can be resumed.
     return _grouped(table, make, rate)
@@ -123,7 +123,7 @@ def requested_optimizer(
     if name is not None and rate is None and not table:
         return named.NamedOptimizer(name)
     if name is not None and name not in named.BY_SCALES:
-        make, rate = _from_optax(name, {} if rate is None else {"learning_rate": rate})
+        make, rate = from_optax(name, {} if rate is None else {"learning_rate": rate})
         return _strict(_grouped(table, make, rate)) if table else make(rate)
     own = named.NamedOptimizer(name) if name is not None else make_own()
     if not table:
@@ -257,7 +257,8 @@ def _amos_rate(rate: float | None, n_batches: float) -> float:
     return rate
 
 
-def _from_optax(name: str, settings: Mapping[str, float]) -> tuple[Callable[..., Any], float]:
+def from_optax(name: str, settings: Mapping[str, float]) -> tuple[Callable[..., Any], float]:
+    """Returns the function that creates an optimizer of optax for a rate, and the rate."""
     try:
         named.check_name(name)
     except ValueError as error:

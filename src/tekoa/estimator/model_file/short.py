@@ -49,7 +49,7 @@ class ShortProgram:
         return self._data.train_batches(seed, mark_first=True)
 
     def train_parts(self, batches: Iterable[Any], layout: Layout | None) -> TrainParts:
-        experiment = self._experiment("train")
+        experiment = self.experiment("train")
         optimizer = self._optimizer(experiment)
         train_task = task.TrainTask(
             optimizer=optimizer,
@@ -82,14 +82,14 @@ class ShortProgram:
         del parts
         if self._config.valid_pattern is None:
             return None
-        experiment = self._experiment("train")
+        experiment = self.experiment("train")
         metrics = {"loss": _reported(experiment.loss), **experiment.metrics}
         passes = self._passes("valid")
         validate = loop.evaluation(metrics, passes, label="valid", stop_flag=stop_flag)
         return lambda checkpoint: _as_train_metrics(validate(checkpoint), experiment)
 
     def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
-        experiment = self._experiment("eval")
+        experiment = self.experiment("eval")
         if not experiment.metrics:
             raise UsageError("This model cannot be evaluated: its Experiment has no `metrics`.")
         fns, layout = any_model.as_model_fns(experiment.model), self._data.layout
@@ -111,7 +111,7 @@ class ShortProgram:
         return run
 
     def predictions(self, path: str | None, stop_flag: Any) -> Iterator[Any]:
-        experiment = self._experiment("pred")
+        experiment = self.experiment("pred")
         if experiment.predict is None:
             raise UsageError("This model cannot predict: its Experiment has no `predict`.")
         fns = any_model.as_model_fns(experiment.model)
@@ -140,12 +140,12 @@ class ShortProgram:
         return next(self.train_batches(seed=0) if kind == "train" else iter(self._passes(kind)))
 
     def inference(self, path: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        experiment = self._experiment("train")
+        experiment = self.experiment("train")
         inputs = experiment.split(self.sample("train"))[0]
         return inference_fn(any_model.as_model_fns(experiment.model), path, inputs), inputs
 
     def scales(self) -> Any:
-        experiment, batch = self._experiment("train"), self.sample("train")
+        experiment, batch = self.experiment("train"), self.sample("train")
         return find_scales(experiment.model, experiment.loss, batch, split=experiment.split)
 
     def _open_source(self, kind: Kind, pattern: str) -> data.Source:
@@ -184,7 +184,8 @@ class ShortProgram:
         )
 
     @functools.cache  # noqa: B019 - one program per process
-    def _experiment(self, kind: Kind) -> Experiment:
+    def experiment(self, kind: Kind) -> Experiment:
+        """Returns the experiment for the data of one kind."""
         source, size = self._data.source(kind), self._config.train_batch_size
         n_examples = len(source)
         sample = next(source.batches(min(size, n_examples), epochs=1, remainder="keep"))

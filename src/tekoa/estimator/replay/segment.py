@@ -169,7 +169,7 @@ class Replayer:
         """Returns the number of steps per dispatch that the run used after a step."""
 
         def chosen(stored: int) -> int | None:
-            return self._facts(stored).get("steps_per_dispatch")
+            return self.facts(stored).get("steps_per_dispatch")
 
         before = self.nearest(step)
         if before in self.stored and (n := chosen(before)):
@@ -178,7 +178,8 @@ class Replayer:
             return 1
         return next(filter(None, map(chosen, sorted(n for n in self.stored if n > step))), 1)
 
-    def _facts(self, step: int) -> Mapping[str, Any]:
+    def facts(self, step: int) -> Mapping[str, Any]:
+        """Returns the choices that the run had made at a stored step."""
         return steps.open_step(self.stored[step], verify="none").index.meta.get("facts", {})
 
     def _loop_at(self, step: int, checkpoint: Checkpoint | None = None) -> TrainLoop:

@@ -75,14 +75,15 @@ def mean_of_squares(x: jax.Array, slot_shape: tuple[int, ...]) -> jax.Array:
     """
     aligned = (1,) * (x.ndim - len(slot_shape)) + slot_shape
     axes = [i for i, (n, m) in enumerate(zip(x.shape, aligned)) if m == 1 and n != 1]
-    if axes == [0] and _has_slow_reductions(x):
+    if axes == [0] and has_slow_reductions(x):
         return _mean_by_slabs(x).reshape(slot_shape)
     squares = jnp.square(x)
     mean = jnp.mean(squares, axis=tuple(axes), keepdims=True) if axes else squares
     return mean.reshape(slot_shape)
 
 
-def _has_slow_reductions(x: jax.Array) -> bool:
+def has_slow_reductions(x: Any) -> bool:
+    """Whether the mean over the first axis of an array, or its shape, is computed by slabs."""
     # With several devices, slabs may be on different ones.
     is_single_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
     return is_single_cpu and x.ndim > 1 and x.shape[0] % _N_SLABS == 0 and x.size >= _MIN_SIZE

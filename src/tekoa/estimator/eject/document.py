@@ -1,0 +1,95 @@
+"""The text of an ejected file."""
+
+import ast
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from tekoa.estimator.eject.examples import Examples
+from tekoa.estimator.eject.forms import PlainParts
+from tekoa.estimator.replay.record import Start
+from tekoa.estimator.run import cadence
+from tekoa.estimator.run.run import Run
+
+_STANDARD = ("collections", "functools", "math", "pathlib", "types")
+_OTHERS = {
+    "jax": "import jax",
+    "jnp": "import jax.numpy as jnp",
+    "np": "import numpy as np",
+    "optax": "import optax",
+}
+_VERSIONS = ("jax", "flax", "equinox", "haiku", "optax", "numpy")
+
+
+def write(run: Run, start: Start, parts: PlainParts, examples: Examples) -> str:
+    """Returns the text of the file."""
+    optimizer = parts.optimizer
+    sections = {
+        "Data": [examples.code()],
+        "Model and loss": [*parts.source.stand_ins, *parts.model],
+        "Optimizer": [optimizer.code, f"tx = {optimizer.call}" if optimizer.call else ""],
+        "Training": [parts.training],
+    }
+    body = "\n\n\n".join(
+        f"# {name}\n\n" + "\n\n\n".join(block.strip("\n") for block in blocks if block.strip())
+        for name, blocks in sections.items()
+        if any(block.strip() for block in blocks)
+    )
+    numbers = {
+        "SEED": start.seed,
+        "BATCH_SIZE": run.config.train_batch_size,
+        "N_STEPS": len(examples.order),
+        "PRINT_EVERY": cadence.steps_between(
+            run.config.check_every_steps, run.config.save_every_steps
+        ),
+    }
+    imports = _imports(body, [*parts.source.imports, *parts.imports])
+    settings = f"{', '.join(numbers)} = {', '.join(map(str, numbers.values()))}"
+    return f'"""{_title(run, start, imports)}"""\n\n{imports}\n\n{settings}\n\n{body}\n'
+
+
+def _title(run: Run, start: Start, imports: str) -> str:
+    """Returns the docstring: what the file is and what it reproduces."""
+    versions = start.facts.get("versions", {})
+    used = [f"{n} {versions[n]}" for n in _VERSIONS if n in versions and n in f"{imports} jax"]
+    device = start.facts.get("devices", {}).get("kind", "the device of the run")
+    name = run.module.__name__.rpartition(".")[2]
+    text = (
+        f"Its losses have the bits of the run with {', '.join(used)} on {device}. The examples, in "
+        "the order of the run, are in the .npz file beside it."
+    )
+    return (
+        f"The training run {start.directory.name!r} of {name} as a plain program.\n\n"
+        f"Written by `tekoa eject`, and needs no Tekoa. {textwrap.fill(text, 96)}\n"
+    ).replace("Tekoa. Its", "Tekoa.\nIts")
+
+
+def _imports(body: str, others: Sequence[str]) -> str:
+    """Returns the import lines of the file, those of Python itself first."""
+    names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
+    used = {f"import {name}" for name in _STANDARD if name in names}
+    used |= {"from collections.abc import Callable"} if "Callable" in names else set()
+    lines = {line for name, line in _OTHERS.items() if name in names} | {*filter(None, others)}
+    standard = {line for line in lines if _root(line) in sys.stdlib_module_names} | used
+    first, rest = sorted(standard, key=_import_order), sorted(lines - standard, key=_import_order)
+    return "\n".join([*first, "", *rest])
+
+
+def _import_order(line: str) -> tuple[bool, str]:
+    return line.startswith("from"), line
+
+
+def _root(line: str) -> str:
+    return line.split()[1].partition(".")[0]
+
+
+def format_file(path: pathlib.Path) -> None:
+    """Formats a file with ruff, if that is installed."""
+    beside = pathlib.Path(sys.executable).with_name("ruff")
+    ruff = str(beside) if beside.exists() else shutil.which("ruff")
+    if ruff is not None:
+        words = ["format", "--isolated", "--line-length=100", "--quiet", str(path)]
+        subprocess.run([ruff, *words], check=False)
