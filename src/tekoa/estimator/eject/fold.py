@@ -3,6 +3,7 @@
 import ast
 import builtins
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,26 @@ _BUILTINS = {
     name: getattr(builtins, name)
     for name in ("abs", "bool", "float", "int", "len", "max", "min", "round", "str", "sum", "tuple")
 }
-_NOT_FOLDED = (ast.Lambda, ast.NamedExpr, ast.comprehension, ast.Await, ast.Yield, ast.Starred)
+_OPERATORS: dict[type[ast.AST], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
 
 
 def is_literal(value: Any) -> bool:
@@ -90,18 +110,49 @@ _UNKNOWN: Any = object()
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """Returns the value of an expression of known variables only."""
-    parts = [*ast.walk(node)]
-    names = {part.id for part in parts if isinstance(part, ast.Name)}
-    allowed = {**_BUILTINS, "math": math, **known}
-    is_known = names & known.keys() and names <= allowed.keys()
-    if not is_known or any(isinstance(part, _NOT_FOLDED) for part in parts):
+    """Returns the value of an expression of known variables, or `_UNKNOWN`."""
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    if not names & known.keys():
         return _UNKNOWN
     try:
-        code = compile(ast.Expression(node), "<settings>", "eval")
-        return eval(code, {"__builtins__": {}, **allowed})
-    except Exception:
+        return _compute(node, {**_BUILTINS, "math": math, **known})
+    except Exception:  # The expression is left as it is.
         return _UNKNOWN
+
+
+def _compute(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Computes an expression of settings; anything else raises."""
+
+    def value(part: ast.expr) -> Any:
+        return _compute(part, names)
+
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return names[node.id]
+        case ast.Attribute():
+            return getattr(value(node.value), node.attr)
+        case ast.Subscript():
+            return value(node.value)[value(node.slice)]
+        case ast.Tuple():
+            return tuple(map(value, node.elts))
+        case ast.BinOp():
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        case ast.UnaryOp():
+            return _OPERATORS[type(node.op)](value(node.operand))
+        case ast.Compare(ops=[op], comparators=[right]):
+            return _OPERATORS[type(op)](value(node.left), value(right))
+        case ast.IfExp():
+            return value(node.body if value(node.test) else node.orelse)
+        case ast.BoolOp(values=[left, right]):
+            first = value(left)
+            return first if bool(first) == isinstance(node.op, ast.Or) else value(right)
+        case ast.Call(keywords=[]):
+            function = value(node.func)
+            if function in _BUILTINS.values() or getattr(function, "__module__", "") == "math":
+                return function(*map(value, node.args))
+    raise ValueError(ast.dump(node))
 
 
 def without_parameters(
