@@ -295,3 +295,28 @@ def test_outputs_do_not_depend_on_the_number_of_rows():
     for n_rows in (8, 96):
         actual = outputs(params, variables, x[:n_rows])
         np.testing.assert_allclose(actual, expected[:n_rows], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [None, 6.0])
+def test_adapters_have_scales_at_which_they_are_as_large_as_their_weight(alpha):
+    params = {"w": jnp.zeros((100, 400)), "v": jnp.zeros((400, 5)), "b": jnp.zeros(5)}
+    fns = any_model.as_model_fns(params, lambda p, x: jax.nn.relu(x @ p["w"]) @ p["v"] + p["b"])
+    batch = jax.random.normal(jax.random.key(0), (64, 100)), jnp.zeros((64, 5))
+    mse = lambda y, target: jnp.mean((y - target) ** 2)
+    where = {"w": "adapt", "v": "train"}
+    model = lora(fns, 3, where=where, alpha=alpha)
+    table = tekoa.find_scales(model, mse, batch)
+    trained = model.init(jax.random.key(0), (batch[0],))[0]
+    assert [row.name for row in table] == trees.leaf_names(trained)
+    assert [row.shape for row in table] == [leaf.shape for leaf in jax.tree.leaves(trained)]
+
+    drawn = {
+        row.name: row.eta * jax.random.normal(jax.random.key(i), row.shape)
+        for i, row in enumerate(table)
+    }
+    scale = 1.0 if alpha is None else alpha / 3
+    change = scale * drawn["w", "lora_a"] @ drawn["w", "lora_b"]
+    # 100 terms of rms 1.
+    np.testing.assert_allclose(np.sqrt(np.mean(change**2)), 0.1, rtol=0.3)
+    assert table["v"].eta == tekoa.find_scales(fns, mse, batch)["v"].eta
+    assert {table["w/lora_a"].role.kind, table["w/lora_b"].role.kind} == {"paired"}

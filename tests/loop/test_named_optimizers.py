@@ -131,9 +131,12 @@ def test_auto_with_a_moving_average():
     assert np.any(state.average["a"] != state.params["a"])
 
 
-@pytest.mark.parametrize("name", ["auto", "sphere", "muon", "amos"])
-def test_optimizers_by_scales_refuse_adapters(name):
+@pytest.mark.parametrize("name", ["auto", "muon", "amos"])
+def test_optimizers_by_scales_train_adapters(name):
     model = lora(as_model_fns(PARAMS, apply), rank=1)
     task = TrainTask(optimizer=name, loss=mse, data=DATA)
-    with pytest.raises(ValueError, match="which is too far for adapters"):
-        TrainLoop(model, task, n_steps=20, n_steps_per_checkpoint=20)
+    loop = TrainLoop(model, task, n_steps=20, n_steps_per_checkpoint=1)
+    losses = [float(checkpoint.metrics["train"]["loss"]) for checkpoint in loop]
+    assert losses[-1] < 0.9 * losses[0]
+    for leaf in jax.tree.leaves(loop.state.params):
+        assert np.any(np.asarray(leaf) != 0)

@@ -231,6 +231,7 @@ def test_training_with_found_scales_learns(caplog):
         ({"n_layers": 0}, "n_layers must be 1 or more, got 0"),
         ({"mlp": "swiglu"}, "mlp must be 'gated' or 'plain', got 'swiglu'"),
         ({"mlp_ratio": 0.0}, "mlp_ratio must be above 0, got 0.0"),
+        ({"opt_config": {"learning_rate": 0.1}}, "auto sets its own rates"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )

@@ -5,6 +5,7 @@ is one of the model's variables, so it has no gradient, no optimizer state and n
 average, and no step changes it.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
@@ -17,6 +18,8 @@ from tekoa.core import messages, rules, trees
 from tekoa.core.model import ModelFns, Variables
 from tekoa.core.objective import HALVES
 from tekoa.core.trees import PyTree
+from tekoa.optim.scales.roles import Role
+from tekoa.optim.scales.table import ScaleTable
 
 Treatment = Literal["adapt", "train", "freeze"]
 
@@ -106,7 +109,54 @@ def lora(
         frozen = {(FROZEN, *name[1:]): a for name, a in axes.items() if name[0] == "params"}
         return {**axes, **frozen}
 
-    return ModelFns(init=init_fn, apply=apply_fn, merge=merge, axes=axes_fn)
+    def convert(weights: ScaleTable) -> ScaleTable:
+        return _adapter_table(weights, table, rank, scale)
+
+    return ModelFns(
+        init=init_fn, apply=apply_fn, merge=merge, axes=axes_fn, adapts=(inner, convert)
+    )
+
+
+def _adapter_table(
+    weights: ScaleTable, where: Mapping[str, Treatment] | None, rank: int, scale: float
+) -> ScaleTable:
+    """Returns the scales of the trained parameters from those of the model's weights.
+
+    A has the scale of its initial values, B that at which `scale * A @ B` has the weight's.
+    """
+    by_name = {row.name: row for row in weights}
+    shapes = {name: jax.ShapeDtypeStruct(row.shape, jnp.float32) for name, row in by_name.items()}
+    rows = {}
+    for name, treatment in _treatments(trees.nest(shapes), where).items():
+        row = by_name[name]
+        if treatment == "train":
+            rows[name] = row
+        elif treatment == "adapt":
+            n_rows, n_columns = _matrix_shape(name, row.shape, rank)
+            eta_a = math.sqrt(2 / n_rows)
+            eta_b = row.eta / row.n_branches / (scale * math.sqrt(rank) * eta_a)
+            for part, shape, eta, contracted in (
+                (A, (n_rows, rank), eta_a, 1),
+                (B, (rank, n_columns), eta_b, 0),
+            ):
+                rows[*name, part] = dataclasses.replace(
+                    row,
+                    name=(*name, part),
+                    shape=shape,
+                    eta=eta,
+                    eta_by_slice=None,
+                    slot_shape=tuple(1 if i == contracted else n for i, n in enumerate(shape)),
+                    role=Role(
+                        kind="paired",
+                        contracted=(contracted,),
+                        free=(1 - contracted,),
+                        is_output=row.role.is_output,
+                    ),
+                    reason=f"rank {rank}, for a weight of scale {row.eta:.3g}",
+                    n_branches=1,
+                )
+    names = trees.leaf_names(trees.nest(rows))
+    return ScaleTable([rows[name] for name in names], depth=weights.depth)
 
 
 def _parse_where(where: str | Mapping[str, Treatment] | None) -> dict[str, Treatment] | None:

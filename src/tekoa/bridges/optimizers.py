@@ -8,7 +8,6 @@ import jax
 import optax
 
 from tekoa import hosts
-from tekoa.bridges import lora
 from tekoa.core import trees
 from tekoa.core.trees import PyTree
 from tekoa.optim import groups, named
@@ -116,9 +115,6 @@ def resolve_named(
 
     Returns:
         One line about the choice; nothing if the optimizer is not a name.
-
-    Raises:
-        ValueError: If the optimizer moves parameters by their scales, and these are adapters.
     """
     chosen = groups.by_name(optimizer)
     if chosen is None:
@@ -126,11 +122,6 @@ def resolve_named(
 
     def find_common_table() -> ScaleTable:
         table = find_table()
-        if any(row.name[-1] == lora.A for row in table):
-            raise ValueError(
-                "Optimizers such as 'auto' move parameters by the scale of weights trained from "
-                "scratch, which is too far for adapters. Choose one of optax, such as 'adamw'."
-            )
         # Every process has other rows, but all must use the same scales.
         return table.with_etas(hosts.current().broadcast("scales", table.etas))
 

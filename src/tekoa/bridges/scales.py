@@ -8,8 +8,12 @@ import jax.numpy as jnp
 
 from tekoa.bridges import any_model
 from tekoa.core import batch as batches
-from tekoa.core import objective
+from tekoa.core import objective, trees
 from tekoa.optim.scales import auto, table, trace
+
+# Models with more parameters are read from shapes alone: the arrays of a single process could
+# not hold them.
+_LARGE = 2**28
 
 
 def find_scales(
@@ -23,13 +27,15 @@ def find_scales(
     """Finds the scale, slot shape and role of every parameter from the model's loss.
 
     Parameters are not initialised; only their shapes are needed. For a plain function of
-    parameters use `scales_of_function`.
+    parameters use `scales_of_function`. Low-rank adapters, from `tekoa.lora`, have scales at which
+    their product is as large as the weight that they change.
 
     Args:
         model: Anything that `TrainLoop` accepts: a Linen, NNX or Equinox module, a Haiku
             transformed pair, `ModelFns`, or an init function or parameters with `apply`.
         loss: `loss(*outputs, *targets)`, as in `TrainTask`; None if the model returns the loss.
-        batch: One batch of training data, or its shapes as `jax.ShapeDtypeStruct`.
+        batch: One batch of training data, or its shapes as `jax.ShapeDtypeStruct`. Of models with
+            more than 268 million parameters, only the shapes are used.
         apply: The function that runs the model, if `model` does not include it.
         split: Splits a batch into inputs and targets, as in `TrainTask`.
 
@@ -44,9 +50,14 @@ def find_scales(
     w     (100, 10)  0.05  (1, 10)  cf output  contracted over axes 0: 100 terms of rms 2
     """
     fns = any_model.as_model_fns(model, apply)
+    if fns.adapts is not None:
+        inner, convert = fns.adapts
+        return convert(find_scales(inner, loss, batch, split=split))
     rng = jax.random.key(0)
     inputs, targets = split(batch)
     params, _ = jax.eval_shape(fns.init, rng, inputs)
+    if trees.n_elements(params) > _LARGE:
+        inputs, targets = jax.eval_shape(lambda *parts: parts, inputs, targets)
     # Running averages start with values that matter; XLA drops the computation of parameters.
     variables = jax.jit(lambda rng, inputs: fns.init(rng, inputs)[1])(rng, _as_arrays(inputs))
 

@@ -53,6 +53,8 @@ class ModelFns:
             arrays. A name begins with 'params' or the collection. Computes no arrays.
         native: `params -> the same values in the library's own kind of tree`, for optimizers that
             were created for such a tree, if it is not `params` itself.
+        adapts: `(inner, convert)`, if the parameters are changes of the weights of another model:
+            that model, and the function from its table of scales to the table of these.
     """
 
     init: Callable[[Any, tuple[Any, ...]], tuple[PyTree, Variables]]
@@ -60,6 +62,7 @@ class ModelFns:
     merge: Callable[[PyTree, Variables], Any] | None = None
     axes: Callable[[Any, tuple[Any, ...]], Mapping[trees.Name, tuple[Any, ...]]] | None = None
     native: Callable[[PyTree], PyTree] | None = None
+    adapts: "tuple[ModelFns, Callable[[Any], Any]] | None" = None
 
 
 def with_remat(model: ModelFns, remat: Remat) -> ModelFns:

@@ -61,7 +61,8 @@ _BASE = 10_000.0
 def get_config() -> ml_collections.ConfigDict:
     """Returns the settings of model and optimizer.
 
-    A `learning_rate` of None means the default of the optimizer. `mlp` is "gated" or "plain";
+    The optimizer "auto" needs no settings; those of `opt_config` are for others, such as "adam" or
+    "amos". A `learning_rate` of None means the default of the optimizer. `mlp` is "gated" or "plain";
     `mlp_ratio` is the width of its hidden layer divided by the width of the model. `remat`
     recomputes the inside of attention and MLP in the backward pass instead of storing it.
     """
@@ -78,7 +79,7 @@ def get_config() -> ml_collections.ConfigDict:
             "dropout": 0.1,
             "remat": False,
             "opt_config": {
-                "optimizer": "adam",
+                "optimizer": "auto",
                 "learning_rate": config_dict.placeholder(float),
                 "momentum": 0.9,
                 "beta": 0.99,
@@ -142,6 +143,12 @@ def _check(config: Any) -> None:
     text.check_choice(config.mlp, "mlp", ("gated", "plain"))
     if not config.mlp_ratio > 0:
         raise UsageError(f"--module_config.mlp_ratio must be above 0, got {config.mlp_ratio!r}.")
+    optimizer, rate = config.opt_config.optimizer, config.opt_config.learning_rate
+    if optimizer == "auto" and rate is not None:
+        raise UsageError(
+            "--module_config.opt_config.learning_rate: auto sets its own rates. Choose another "
+            "optimizer, such as --module_config.opt_config.optimizer=adam."
+        )
 
 
 def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:

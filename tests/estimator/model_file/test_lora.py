@@ -74,6 +74,7 @@ def test_a_language_model_is_adapted_by_the_command(tmp_path, capsys):
     more = [f"--model_dir={adapted}", "--module_config.lora.rank=2"]
     options = [
         f"--module_config.lora.base={base}",
+        "--module_config.opt_config.optimizer=adam",
         "--module_config.opt_config.groups=lora_b$=0.1",
     ]
     assert main.main(["train", *common, *steps, *more, *options]) == 0

@@ -210,7 +210,10 @@ class OwnTraining:
                 "state.value_and_grad_apply_fn(), which this train_step does not call. Call it "
                 "there, or use tekoa.find_scales(model, loss, batch) in Python."
             )
-        return auto.scales_of_function(losses, file_state.params, batch)
+        table = auto.scales_of_function(losses, file_state.params, batch)
+        if self._adapters is None or self._adapters.adapts is None:
+            return table
+        return self._adapters.adapts[1](table)
 
     def empty(self, sums: PyTree = None) -> PyTree:
         del sums

@@ -79,13 +79,7 @@ def check_optimizer(
         UsageError: If it fails on them, or sets scales that are those of full weights.
     """
     if isinstance(optimizer, named.NamedOptimizer):
-        if optimizer.name in named.BY_SCALES:
-            # Adapters start at zero beside trained weights; steps of such a size destroy those.
-            raise UsageError(
-                f"--lora_rank: {optimizer.name} moves parameters by the scale of weights trained "
-                f"from scratch, which is too far for adapters. {_HINT}"
-            )
-        return
+        return  # Its scales are those of the adapters.
     params, _ = jax.eval_shape(fns.init, jax.random.key(0), inputs)
     try:
         scales = transform.scales_of(optimizer, params)

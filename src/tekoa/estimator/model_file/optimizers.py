@@ -73,10 +73,14 @@ def make_optimizer(
         _log.info("Optimizer lbfgs: a line search sets the step size; the rate is ignored.")
         return optax.lbfgs()
     if name in named.BY_SCALES and name != "amos":
-        if table:
-            raise UsageError(f"--module_config.opt_config.groups: {name} has no rates to set.")
+        if any(value != "freeze" for value in table.values()):
+            raise UsageError(
+                f"--module_config.opt_config.groups: {name} has no rates to set. Choose another "
+                "optimizer, such as --module_config.opt_config.optimizer=adam."
+            )
         _log.info("Optimizer %s: needs no settings; those of opt_config are ignored.", name)
-        return named.NamedOptimizer(name)
+        own = named.NamedOptimizer(name)
+        return groups.param_groups({**table, ".*": own}) if table else own
     if name == "amos":
         eta_fn, shape_fn = _scale_fns(find_scales, eta, slot_shape)
         rate = _amos_rate(settings.get("learning_rate"), n_batches)
