@@ -61,8 +61,8 @@ _BASE = 10_000.0
 def get_config() -> ml_collections.ConfigDict:
     """Returns the settings of model and optimizer.
 
-    The optimizer "auto" needs no settings; those of `opt_config` are for others, such as "adam" or
-    "amos". A `learning_rate` of None means the default of the optimizer. `mlp` is "gated" or "plain";
+    The optimizer "auto" needs no settings; those of `opt_config` are for others, such as "adam". A
+    `learning_rate` of None means the default of the optimizer. `mlp` is "gated" or "plain";
     `mlp_ratio` is the width of its hidden layer divided by the width of the model. `remat`
     recomputes the inside of attention and MLP in the backward pass instead of storing it.
     """

@@ -67,15 +67,13 @@ def test_adapters_resume_and_start_from_their_base(base, tmp_path):
         assert_trees_equal(half[item], whole[item])
 
 
-@pytest.mark.parametrize("flags", [["--accumulate=2"], ["--precision=bf16"], ["--optimizer=lbfgs"]])
+@pytest.mark.parametrize(
+    "flags",
+    [["--accumulate=2"], ["--precision=bf16"], ["--optimizer=lbfgs"], ["--optimizer=auto"]],
+)
 def test_other_flags_work_with_adapters(base, tmp_path, flags):
     assert train(tmp_path, "--lora_rank=1", f"--lora_base={base}", *flags) == 0
     items = store.load(tmp_path)
     assert set(trees.leaf_names(items["model_params"])) == ADAPTERS
     assert_trees_equal(items["model_state"]["frozen"], store.load(base)["model_params"])
     assert np.any(items["model_params"]["Dense_0"]["kernel"]["lora_b"])
-
-
-def test_optimizers_by_scales_are_refused(tmp_path, capsys):
-    assert train(tmp_path, "--lora_rank=1", "--optimizer=auto") == 2
-    assert "--lora_rank: auto moves parameters by the scale" in capsys.readouterr().err

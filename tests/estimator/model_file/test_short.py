@@ -175,7 +175,6 @@ def test_adapters_of_any_model_file_are_trained_and_evaluated(tmp_path, capsys):
     [
         (["--lora_rank=9"], "--lora_rank: rank=9 is too large"),
         (["--lora_where=kernel"], "--lora_where needs --lora_rank=N."),
-        (["--lora_rank=1", "--optimizer=auto"], "--lora_rank: auto moves parameters by"),
         (["--lora_rank=1", "--param_groups=bias=freeze"], "No parameter is in group 'bias'"),
     ],
 )
