@@ -38,18 +38,37 @@ class Contestant:
 
 @functools.cache
 def behaviour_of(prepare: Callable[[training.Trainer], training.MakeOptimizer]) -> str:
-    """Returns the loss of an optimizer on a tiny task, which says whether its steps changed."""
+    """Returns losses of an optimizer on two tiny tasks, which say whether its steps changed.
+
+    The first has a table and biases, the second residual branches and six kernels in a row.
+    """
 
     def load():
         rng = np.random.default_rng(0)
         rows = rng.integers(0, 20, (80, 3)), rng.integers(0, 4, 80)
         return tuple(a[:64] for a in rows), tuple(a[64:] for a in rows)
 
-    model = models.Bag(vocab=20, width=4, n_classes=4)
-    task = tasks.Task(name="tiny", about="", model=model, load=load, batch_size=8, n_steps=12)
-    trainer = training.Trainer(task)
-    numbers = {"factor": 1.0} if prepare is auto else {}
-    return f"tiny {trainer.run(prepare(trainer), 0, numbers).loss:.4g}"
+    def loss_of(model, loss):
+        task = tasks.Task(
+            name="tiny",
+            about="",
+            model=model,
+            load=load,
+            loss=loss,
+            accuracy=None,
+            batch_size=8,
+            n_steps=12,
+        )
+        trainer = training.Trainer(task)
+        return trainer.run(prepare(trainer), 0, {"factor": 1.0} if prepare is auto else {}).loss
+
+    bag = models.Bag(vocab=20, width=4, n_classes=4)
+    transformer = models.Transformer(vocab=20, width=8, n_layers=1, n_heads=2)
+    losses = (
+        loss_of(bag, models.softmax_loss),
+        loss_of(transformer, lambda logits, labels: models.softmax_loss(logits[:, -1], labels)),
+    )
+    return "tiny " + " ".join(f"{loss:.4g}" for loss in losses)
 
 
 def with_rate(scale: optax.GradientTransformation, schedule: optax.Schedule, rate: Any):

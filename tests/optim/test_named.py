@@ -108,18 +108,31 @@ def test_amos_without_a_number_of_steps_is_the_published_form():
     assert_trees_equal(first_update(optimizer), first_update(published))
 
 
+_BEFORE_4 = {"table_depth_power": 1.0}
+_BEFORE_2 = {
+    "full_depth": np.inf,
+    "branch_power": 0.0,
+    "restarts": False,
+    "branch_depth_power": 1.0,
+    "divides_added": False,
+    "tail": "cosine",
+    **_BEFORE_4,
+}
+
+
 @pytest.mark.parametrize("name", ["auto", "sphere", "muon"])
-def test_run_of_an_earlier_rule_is_resumed_with_it(name):
-    earlier = {"name": name, "n_steps": 50, "eta": find_table().etas}  # Without a version.
+@pytest.mark.parametrize(("version", "settings"), [(None, _BEFORE_2), (3, _BEFORE_4)])
+def test_run_of_an_earlier_rule_is_resumed_with_it(name, version, settings):
+    earlier = {"name": name, "n_steps": 50, "eta": find_table().etas}
+    if version:  # The first runs had none.
+        earlier["rule"] = version
     make = muon.muon_for if name == "muon" else sphere.sphere
-    settings = {"full_depth": np.inf, "branch_power": 0.0, "restarts": False}
-    settings |= {"branch_depth_power": 1.0, "divides_added": False, "tail": "cosine"}
     expected = make(find_table(), n_steps=50, **settings)
     resumed = named.NamedOptimizer(name)
     resumed.resolve(find_table, n_steps=50, saved=earlier)
     assert jax.tree.structure(resumed.init(PARAMS)) == jax.tree.structure(expected.init(PARAMS))
     assert_trees_equal(first_update(resumed), first_update(expected))
-    assert resumed.facts["rule"] == 1
+    assert resumed.facts["rule"] == (version or 1)
 
 
 def test_run_of_an_unknown_rule_is_refused():

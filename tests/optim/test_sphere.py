@@ -81,7 +81,8 @@ def expected_params(
             is_row = row_radius and name == "table"
             if not is_row and (name != "bias" or divides_added):
                 u = u / max(rms(u), bound)
-            w = params[name] - xi * ETA[name] * u * (factor if name == "head" else hidden)
+            side = hidden**0.5 if name == "table" else hidden
+            w = params[name] - xi * ETA[name] * u * (factor if name == "head" else side)
             if is_row:
                 w = w * ETA[name] / rms(w, axis=1)[:, None]
             elif name in ("body", "table"):
@@ -158,18 +159,20 @@ def test_ends_of_residual_branches_share_the_scale():
         assert rms(moved[name]) == pytest.approx(table[name].eta / share, rel=1e-5), name
 
 
-def test_steps_of_kernels_in_branches_shrink_less_with_depth():
+def test_steps_of_branches_and_tables_shrink_less_with_depth():
     def residual(params, x):
-        x = x @ params["in"]
+        x = x @ params["in"] + params["rows"][jnp.arange(32) % 3]
         return (x + jnp.tanh(x @ params["up"]) @ params["down"]) @ params["head"]
 
-    sizes = {"in": (4, 6), "up": (6, 8), "down": (8, 6), "head": (6, 2)}
+    sizes = {"in": (4, 6), "rows": (3, 6), "up": (6, 8), "down": (8, 6), "head": (6, 2)}
     params = {name: normal(0, shape) for name, shape in sizes.items()}
     table = scales_of_function(residual, params, normal(1, (32, 4)))
-    for settings, branch in (({}, 0.5**0.5), ({"branch_depth_power": 1.0}, 0.5)):
+    earlier = {"branch_depth_power": 1.0, "table_depth_power": 1.0}
+    for settings, root in (({}, 0.5**0.5), (earlier, 0.5)):
         tx = sphere.scale_by_sphere(table, full_depth=2.0, **settings)  # Of four.
         updates, _ = tx.update(params, tx.init(params))
-        for name, factor in {"in": 0.5, "up": branch, "down": branch, "head": 2.0}.items():
+        factors = {"in": 0.5, "rows": root, "up": root, "down": root, "head": 2.0}
+        for name, factor in factors.items():
             expected = factor * table[name].eta
             assert rms(updates[name]) == pytest.approx(expected, rel=1e-5), name
 

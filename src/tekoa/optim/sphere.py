@@ -45,14 +45,13 @@ class SphereRule:
             have no gradient, and dividing would enlarge the steps of the few others.
         row_radius: Whether tables that are only looked up keep the scale of each row, and
             take steps that are not divided by their rms.
-        full_depth: Number of kernels in a row up to which hidden parameters take full steps.
-            In deeper models, where all layers change what the next ones see, their steps are
-            smaller in proportion.
-        branch_depth_power: Power of that proportion for kernels in residual branches: each
-            branch changes only a part of what the next ones see.
-        divides_added: Whether the steps of biases, shifts and positions are divided by their
-            rms like those of kernels, except single numbers. Otherwise they are several times
-            smaller.
+        full_depth: Number of kernels in a row up to which hidden parameters take full steps. In
+            deeper models, where every layer changes what the next ones see, they are smaller.
+        branch_depth_power: Power of full_depth / depth for kernels in residual branches, each of
+            which changes only a part of what the next ones see.
+        table_depth_power: The same for tables that are looked up, whose rows are summands too.
+        divides_added: Whether the steps of biases, shifts and positions, except single numbers,
+            are divided by their rms like those of kernels. Otherwise they are much smaller.
         branch_power: The kernels at the ends of n residual branches have their scale divided
             by n to this power.
         restarts: Whether the moments start again after the first step. It rescales the
@@ -71,6 +70,7 @@ class SphereRule:
     row_radius: bool = False
     full_depth: float = 5.0
     branch_depth_power: float = 0.5
+    table_depth_power: float = 0.5
     divides_added: bool = True
     branch_power: float = 1.0
     restarts: bool = True
@@ -89,7 +89,9 @@ class SphereRule:
         if row.role.is_output:
             return self.output_factor
         share = min(1.0, self.full_depth / max(table.depth, 1))
-        return share**self.branch_depth_power if row.role.is_kernel and row.in_branch else share
+        if row.role.is_kernel and row.in_branch:
+            return share**self.branch_depth_power
+        return share**self.table_depth_power if row.role.kind == "looked up" else share
 
     def is_divided(self, row: ScaleRow) -> bool:
         """Whether the direction of a parameter's step is divided by its rms."""
@@ -109,11 +111,13 @@ class SphereRule:
 
 # Settings of `sphere` that were others, by version. A run stores its version, and is resumed with
 # the settings it had.
-_BEFORE_3: dict[str, Any] = {"branch_depth_power": 1.0, "divides_added": False, "tail": "cosine"}
+_BEFORE_4 = {"table_depth_power": 1.0}
+_BEFORE_3 = {"branch_depth_power": 1.0, "divides_added": False, "tail": "cosine", **_BEFORE_4}
 RULES: dict[int, dict[str, Any]] = {
     1: {"full_depth": math.inf, "branch_power": 0.0, "restarts": False, **_BEFORE_3},
     2: _BEFORE_3,
-    3: {},
+    3: _BEFORE_4,
+    4: {},
 }
 
 
