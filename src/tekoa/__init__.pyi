@@ -17,6 +17,7 @@ from tekoa.bridges.steps import init_state as init_state
 from tekoa.bridges.steps import make_eval_step as make_eval_step
 from tekoa.bridges.steps import make_predict_step as make_predict_step
 from tekoa.bridges.steps import make_train_step as make_train_step
+from tekoa.core.loss.cross_entropy import cross_entropy as cross_entropy
 from tekoa.core.loss.reduction import ReductionError as ReductionError
 from tekoa.core.metrics import Mean as Mean
 from tekoa.core.metrics import Totals as Totals

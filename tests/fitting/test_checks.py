@@ -102,3 +102,22 @@ def test_a_dict_of_fields_is_one_data_set():
 def test_mistakes_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         fit(**options)
+
+
+def test_smoothing_changes_training_and_not_what_is_reported():
+    plain, smoothed = (
+        fit(validation=SETS["clean"], optimizer=optax.sgd(rate), label_smoothing=smoothing)
+        for rate, smoothing in ((0.0, 0.0), (0.0, 0.4))
+    )
+    for name in ("train/loss", "eval/loss"):
+        assert smoothed.history[name] == plain.history[name]
+    trained = [
+        fit(optimizer=optax.sgd(0.5), steps=120, **options)
+        for options in ({}, {"label_smoothing": 0.4}, {"z_loss": 0.1})
+    ]
+    sizes = [np.ptp(result.predict(X), axis=1).mean() for result in trained]
+    assert sizes[1] < 0.8 * sizes[0]
+    normalizers = [np.abs(np.logaddexp(*result.predict(X).T)).mean() for result in trained]
+    assert normalizers[2] < 0.8 * normalizers[0]
+    with pytest.raises(ValueError, match='options of loss="cross_entropy"'):
+        fit(loss="mse", z_loss=0.1)

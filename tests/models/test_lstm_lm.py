@@ -139,7 +139,9 @@ def checkpoint_of(state):
 
 def test_config_has_the_names_and_defaults_of_jestimator():
     config = lstm_lm.get_config()
-    del config.opt_config["scales"], config.opt_config["groups"], config["lora"]  # Added by Tekoa.
+    # Added by Tekoa.
+    del config.opt_config["scales"], config.opt_config["groups"]
+    del config["lora"], config["label_smoothing"], config["z_loss"]
     assert config.to_dict() == {
         "seq_length": 64,
         "vocab_path": None,

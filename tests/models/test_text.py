@@ -77,3 +77,21 @@ def test_ties_are_ranked_before_the_true_token():
 
 def test_perplexity_overflows_to_infinity():
     assert text.with_perplexity({"cost": 1e4}) == {"cost": 1e4, "perplexity": math.inf}
+
+
+def test_the_training_loss_is_smoothed_and_reports_the_plain_one():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    batch = {
+        "tokens": rng.integers(0, 5, (2, 3)),
+        "token_mask": np.array([[True, True, True], [True, False, False]]),
+    }
+    plain = text.token_losses(logits, batch)
+    value, metrics = text.training_loss(logits, batch, label_smoothing=0.2, z_loss=0.01)
+    is_counted = batch["token_mask"]
+    normalizer = np.log(np.exp(logits).sum(-1))[is_counted]
+    uniform = normalizer - logits.mean(-1)[is_counted]
+    expected = 0.8 * float(plain.total) + 0.2 * uniform.sum() + 0.01 * (normalizer**2).sum()
+    assert float(value.total) == pytest.approx(expected, rel=1e-5)
+    assert float(value.count) == 4
+    assert float(metrics["loss"].total) == float(metrics["cost"].total) == float(plain.total)

@@ -197,6 +197,18 @@ def open_sample(config, batch_size=8):
     )
 
 
+def test_stochastic_depth_leaves_out_parts_of_blocks_by_row():
+    sizes = {"n_layers": 1, "width": 8, "n_heads": 2, "mlp_width": 8}
+    plain = transformer_lm.TransformerLM(7, **sizes)
+    model = transformer_lm.TransformerLM(7, **sizes, stochastic_depth=0.5)
+    tokens = np.tile(np.arange(5), (64, 1))
+    params = plain.init(jax.random.key(0), tokens)
+    np.testing.assert_array_equal(model.apply(params, tokens), plain.apply(params, tokens))
+    rows = model.apply(params, tokens, train=True, rngs={"dropout": jax.random.key(1)})
+    # Attention or not, and the MLP or not.
+    assert len(np.unique(np.asarray(rows).round(4), axis=0)) == 4
+
+
 def test_inputs_are_shifted_by_one_token():
     batch = {"tokens": np.array([[5, 6, 7], [8, 9, 1]])}
     inputs = transformer_lm.model_inputs(batch, start_id=3)
@@ -232,6 +244,9 @@ def test_training_with_found_scales_learns(caplog):
         ({"mlp": "swiglu"}, "mlp must be 'gated' or 'plain', got 'swiglu'"),
         ({"mlp_ratio": 0.0}, "mlp_ratio must be above 0, got 0.0"),
         ({"opt_config": {"learning_rate": 0.1}}, "auto sets its own rates"),
+        ({"stochastic_depth": 1.0}, r"stochastic_depth must be in"),
+        ({"label_smoothing": -0.1}, r"label_smoothing must be in"),
+        ({"z_loss": -1.0}, "z_loss must be 0 or more, got -1.0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )

@@ -83,6 +83,8 @@ def fit(
     remat: Remat | None = None,
     clip_norm: float | None = None,
     grad_noise: float | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
     layout: Layout | None = None,
     seed: int = 0,
     show_progress: bool = True,
@@ -136,6 +138,9 @@ def fit(
         remat: As for `make_train_step`.
         clip_norm: As for `make_train_step`.
         grad_noise: As for `make_train_step`.
+        label_smoothing: The part of each label that training with "cross_entropy" spreads over all
+            classes. The loss that is reported, also in training, is the plain one.
+        z_loss: Weight of the squared log-normalizer in training with "cross_entropy".
         layout: As for `TrainLoop`.
         seed: Seed of all randomness: order of the data, dropout, initial parameters.
         show_progress: Whether to show a progress bar and one line per validation.
@@ -157,7 +162,7 @@ def fit(
     """
     train, sets = data_lib.as_datasets(data, validation, inputs=inputs, targets=targets, seed=seed)
     checks = Checks.of(
-        loss_names.find_loss(loss),
+        loss_names.find_loss(loss, label_smoothing=label_smoothing, z_loss=z_loss),
         metrics,
         sets,
         validate_every=validate_every,

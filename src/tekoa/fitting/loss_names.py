@@ -14,6 +14,7 @@ import optax
 
 from tekoa.core import batch as batches
 from tekoa.core import messages
+from tekoa.core.loss import cross_entropy as cross_entropies
 from tekoa.core.metrics import Mean
 
 Loss = Callable[..., Any]
@@ -36,7 +37,7 @@ def of_two_arrays(function: Loss) -> Loss:
     """Checks that a loss or metric receives one array of outputs and one of targets."""
 
     @functools.wraps(function)
-    def call(*arrays: Any) -> Any:
+    def call(*arrays: Any, **options: float) -> Any:
         if len(arrays) != 2 or not all(hasattr(array, "dtype") for array in arrays):
             shapes = ", ".join(str(batches.shapes_to_json(array)) for array in arrays)
             raise TypeError(
@@ -44,25 +45,25 @@ def of_two_arrays(function: Loss) -> Loss:
                 f"outputs of the model, followed by the targets, are: {shapes}. Pass a function "
                 "that accepts all of these instead of the name."
             )
-        return function(*arrays)
+        return function(*arrays, **options)
 
     return call
 
 
 @of_two_arrays
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> Mean:
+def cross_entropy(logits: jax.Array, labels: jax.Array, **options: float) -> Mean:
     """Returns the cross-entropy of logits.
 
     Args:
         logits: Scores of shape (..., classes).
         labels: Class numbers of shape (...), where negative numbers are ignored; or probabilities
             of the shape of the logits, such as one-hot rows.
+        **options: As for `tekoa.cross_entropy`.
     """
-    logits = logits.astype(jnp.float32)
     is_one_hot = labels.shape == logits.shape != (*logits.shape[:-1], 1)
     if jnp.issubdtype(labels.dtype, jnp.integer) and not is_one_hot:
         labels, is_counted = class_labels(logits, labels)
-        values = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        values = cross_entropies.cross_entropy(logits, labels, **options)
         return Mean(jnp.sum(values * is_counted), jnp.sum(is_counted))
     if labels.shape != logits.shape:
         raise ValueError(
@@ -70,7 +71,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> Mean:
             f"class; got targets {labels.dtype} of shape {labels.shape} for outputs of shape "
             f"{logits.shape}. Use y.astype(int) for class numbers, and 'mse' for quantities."
         )
-    return _mean(optax.softmax_cross_entropy(logits, labels.astype(jnp.float32)))
+    labels = labels.astype(jnp.float32)
+    return _mean(cross_entropies.cross_entropy(logits, labels, **options))
 
 
 def class_labels(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -126,13 +128,27 @@ LOSSES: dict[str, Callable[..., Mean]] = {
 }
 
 
-def find_loss(loss: str | Loss | None) -> Loss | None:
+def find_loss(
+    loss: str | Loss | None, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> Loss | None:
     """Returns the loss of a name; a function or None is returned unchanged.
 
+    Args:
+        loss: The name, or a function.
+        label_smoothing: As for `tekoa.cross_entropy`, whose plain value is reported.
+        z_loss: As for `tekoa.cross_entropy`.
+
     Raises:
-        ValueError: If there is no loss of that name.
+        ValueError: If there is no loss of that name, or the options are not for it.
         TypeError: If it is neither a name nor a function.
     """
+    if label_smoothing or z_loss:
+        if loss != "cross_entropy":
+            raise ValueError(
+                'label_smoothing= and z_loss= are options of loss="cross_entropy". In a loss of '
+                "one's own, use tekoa.cross_entropy."
+            )
+        return _regularized(label_smoothing, z_loss)
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise ValueError(
@@ -144,6 +160,16 @@ def find_loss(loss: str | Loss | None) -> Loss | None:
     if loss is None or callable(loss):
         return loss
     raise TypeError(f"loss must be a name or a function, got {type(loss).__name__}.")
+
+
+def _regularized(label_smoothing: float, z_loss: float) -> Loss:
+    cross_entropies.check_options(label_smoothing, z_loss)
+
+    def regularized(logits: jax.Array, labels: jax.Array) -> tuple[Mean, dict[str, Mean]]:
+        options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
+        return cross_entropy(logits, labels, **options), {"loss": cross_entropy(logits, labels)}
+
+    return regularized
 
 
 def same_shape(what: str, outputs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -71,12 +71,15 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the settings of model and optimizer.
 
     `opt_config.scales` selects the scales for Amos: "hand" uses the table of this file, "found"
-    finds them by analysing the model.
+    finds them by analysing the model. `label_smoothing` and `z_loss` are those of
+    `tekoa.cross_entropy`, in training only.
     """
     return ml_collections.ConfigDict(
         {
             "seq_length": 64,
             "vocab_path": config_dict.placeholder(str),
+            "label_smoothing": 0.0,
+            "z_loss": 0.0,
             "model_config": {
                 "hidden_size": 256,
                 "memory_size": 1024,
@@ -111,17 +114,21 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         counts=("hidden_size", "memory_size"),
         rates=("hidden_dropout_rate", "memory_dropout_rate"),
     )
+    text.check_loss_settings(config)
     vocab_size, start_id = text.tokens_of(data.info)
     plain = LstmLM(vocab_size, start_id, **config.model_config)
     model = lora.adapted(plain, config, inputs(data.sample))
 
     def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
-        cost = text.token_losses(logits, batch)
+        value, metrics = text.training_loss(
+            logits, batch, label_smoothing=config.label_smoothing, z_loss=config.z_loss
+        )
         # With gradient accumulation, this sees only a part of the rows. The counts of all parts
         # must add up to the square root of the number of tokens.
         fraction = logits.shape[0] / data.batch_size
         # The loss that is reported is the one per token.
-        return Mean(cost.total, jnp.sqrt(cost.count * fraction)), {"loss": cost, "cost": cost}
+        cost = metrics["cost"]
+        return Mean(value.total, jnp.sqrt(value.count * fraction)), {"loss": cost, "cost": cost}
 
     def optimizer() -> optax.GradientTransformation:
         scales = config.opt_config.scales

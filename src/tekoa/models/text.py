@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tekoa import Mean, data
+from tekoa import Mean, cross_entropy, data
 from tekoa.data import DataError, Info, Source
 from tekoa.estimator import UsageError
 from tekoa.models import sample_text
@@ -124,6 +124,37 @@ def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
     logits = logits_BxLxV.astype(jnp.float32)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"])
     return _mean_over_tokens(losses, batch)
+
+
+def training_loss(
+    logits_BxLxV: jax.Array, batch: Mapping[str, Any], *, label_smoothing: float, z_loss: float
+) -> tuple[Mean, dict[str, Mean]]:
+    """Returns the mean loss that is minimized, and the plain one as the metrics that are reported.
+
+    Args:
+        logits_BxLxV: Scores of the tokens.
+        batch: Tokens, and possibly their mask.
+        label_smoothing: As for `tekoa.cross_entropy`.
+        z_loss: As for `tekoa.cross_entropy`.
+    """
+    cost = token_losses(logits_BxLxV, batch)
+    if not (label_smoothing or z_loss):
+        return cost, {"cost": cost}
+    losses = cross_entropy(
+        logits_BxLxV, batch["tokens"], label_smoothing=label_smoothing, z_loss=z_loss
+    )
+    return _mean_over_tokens(losses, batch), {"loss": cost, "cost": cost}
+
+
+def check_loss_settings(config: Any) -> None:
+    """Rejects settings of `training_loss` that are out of range.
+
+    Raises:
+        UsageError: It names the flag.
+    """
+    check_settings(config, "", counts=(), rates=("label_smoothing",))
+    if not config.z_loss >= 0:
+        raise UsageError(f"--module_config.z_loss must be 0 or more, got {config.z_loss!r}.")
 
 
 def reciprocal_ranks(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:

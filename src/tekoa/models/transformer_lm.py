@@ -65,6 +65,9 @@ def get_config() -> ml_collections.ConfigDict:
     `learning_rate` of None means the default of the optimizer. `mlp` is "gated" or "plain";
     `mlp_ratio` is the width of its hidden layer divided by the width of the model. `remat`
     recomputes the inside of attention and MLP in the backward pass instead of storing it.
+    `stochastic_depth` is the rate at which attention and MLP of the last block are left out in
+    training, each by row; earlier blocks have proportionally lower rates. `label_smoothing` and
+    `z_loss` are those of `tekoa.cross_entropy`, in training only.
     """
     return ml_collections.ConfigDict(
         {
@@ -77,6 +80,9 @@ def get_config() -> ml_collections.ConfigDict:
             "mlp": "gated",
             "mlp_ratio": 3.0,
             "dropout": 0.1,
+            "stochastic_depth": 0.0,
+            "label_smoothing": 0.0,
+            "z_loss": 0.0,
             "remat": False,
             "opt_config": {
                 "optimizer": "auto",
@@ -110,22 +116,28 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         mlp_width=round(config.width * config.mlp_ratio),
         is_gated=config.mlp == "gated",
         dropout=config.dropout,
+        stochastic_depth=config.stochastic_depth,
         remat=config.remat,
     )
 
     inputs = functools.partial(model_inputs, start_id=start_id)
+    training_loss = functools.partial(
+        loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss
+    )
     model = lora.adapted(model, config, inputs(data.sample))
 
     def optimizer() -> optax.GradientTransformation:
         return make_optimizer(
             config.opt_config,
             n_batches=data.n_batches,
-            find_scales=lambda: tekoa.find_scales(model, loss, data.sample, split=result.split),
+            find_scales=lambda: tekoa.find_scales(
+                model, training_loss, data.sample, split=result.split
+            ),
         )
 
     result = Experiment(
         model=model,
-        loss=loss,
+        loss=training_loss,
         optimizer=optimizer,
         inputs=inputs,
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
@@ -135,7 +147,9 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
 
 
 def _check(config: Any) -> None:
-    text.check_settings(config, "", counts=("n_layers", "width", "n_heads"), rates=("dropout",))
+    rates = ("dropout", "stochastic_depth")
+    text.check_settings(config, "", counts=("n_layers", "width", "n_heads"), rates=rates)
+    text.check_loss_settings(config)
     if config.width % (n := 2 * config.n_heads):
         raise UsageError(
             f"--module_config.width must be a multiple of 2 * n_heads = {n}, got {config.width!r}."
@@ -151,10 +165,15 @@ def _check(config: Any) -> None:
         )
 
 
-def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
-    """Returns the mean cross entropy of the tokens, also as the metric `cost`."""
-    cost = text.token_losses(logits, batch)
-    return cost, {"cost": cost}
+def loss(
+    logits: jax.Array,
+    batch: Mapping[str, Any],
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> tuple[Mean, dict[str, Mean]]:
+    """Returns the mean cross entropy of the tokens, the plain one also as the metric `cost`."""
+    return text.training_loss(logits, batch, label_smoothing=label_smoothing, z_loss=z_loss)
 
 
 def model_inputs(batch: Mapping[str, Any], *, start_id: int) -> Any:
@@ -183,6 +202,8 @@ class TransformerLM(nn.Module):
         is_gated: Whether the hidden layer is multiplied by a gate.
         dropout: Dropout rate of the embedding and of the output of attention and MLP.
         remat: Whether to recompute the inside of attention and MLP in the backward pass.
+        stochastic_depth: The rate at which attention and MLP of the last block are left out, each
+            by row; the rates of the blocks before it grow to it linearly.
     """
 
     vocab_size: int
@@ -193,6 +214,7 @@ class TransformerLM(nn.Module):
     is_gated: bool = True
     dropout: float = 0.0
     remat: bool = False
+    stochastic_depth: float = 0.0
 
     @nn.compact
     def __call__(
@@ -208,9 +230,11 @@ class TransformerLM(nn.Module):
         x = constrain(x, "batch", "length", "embed")
         attention, mlp = (nn.remat(Attention), nn.remat(MLP)) if self.remat else (Attention, MLP)
         for i in range(self.n_layers):
-            x = x + drop(attention(self.n_heads, name=f"attention_{i}")(x, segments_BxL))
+            rate = self.stochastic_depth * (i + 1) / self.n_layers
+            skip = nn.Dropout(rate, broadcast_dims=(1, 2), deterministic=not train)
+            x = x + skip(drop(attention(self.n_heads, name=f"attention_{i}")(x, segments_BxL)))
             x = constrain(x, "batch", "length", "embed")
-            x = x + drop(mlp(self.mlp_width, self.is_gated, name=f"mlp_{i}")(x))
+            x = x + skip(drop(mlp(self.mlp_width, self.is_gated, name=f"mlp_{i}")(x)))
             x = constrain(x, "batch", "length", "embed")
         x = RMSNorm(name="norm")(x)
         logits = jnp.einsum("BLD,VD->BLV", x, table)
