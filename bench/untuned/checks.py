@@ -157,17 +157,17 @@ def published(
 
 
 def nanogpt(results: results_lib.Results, full: bool) -> str:
-    """The setting of nanoGPT with what needs no settings."""
-    return published(results, NANOGPT, (0, 1, 2) if full else (0,), UNTUNED)
+    """The setting of nanoGPT."""
+    return published(results, NANOGPT, (0, 1, 2) if full else (0,), [AUTO])
 
 
 def mnist(results: results_lib.Results, full: bool) -> str:
-    """MNIST with what needs no settings, and with an average of the parameters."""
-    optimizers = *UNTUNED, contestants.WITH_AVERAGE
+    """MNIST, also with an average of the parameters."""
+    optimizers = AUTO, contestants.WITH_AVERAGE
     return published(results, MNIST_CNN, (0, 1, 2) if full else (0,), optimizers)
 
 
-UNTUNED = tuple(contestants.CONTESTANTS[name] for name in ("auto", "muon by roles"))
+AUTO = contestants.CONTESTANTS["auto"]
 
 CHECKS = {
     "width": width,

@@ -130,3 +130,21 @@ def test_model_that_returns_its_loss():
     apply = lambda params, x: loss(forward(params, x), x[:, :3])
     table = find_scales(init, None, (X, ()), apply=apply)
     assert table["head/kernel"].role.is_output
+
+
+def test_a_model_that_no_process_could_hold_is_read_from_shapes():
+    n = 2**16  # The kernel would take 16 GB.
+
+    def init(rng, x):
+        return {"w": jax.random.normal(rng, (n, n)), "v": jax.random.normal(rng, (n, 2))}
+
+    def apply(params, x):
+        return jax.nn.relu(x @ params["w"]) @ params["v"]
+
+    def mse(y, target):
+        return jnp.mean((y - target) ** 2)
+
+    batch = np.ones((2, n), np.float32), np.zeros((2, 2), np.float32)
+    table = find_scales(init, mse, batch, apply=apply)
+    assert table["w"].eta == pytest.approx(n**-0.5, rel=0.1)
+    assert [row.role.is_output for row in table] == [True, False]
