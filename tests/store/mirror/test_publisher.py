@@ -161,6 +161,41 @@ def test_a_replaced_writer_publishes_and_deletes_nothing(opened, url, monkeypatc
     assert set(Objects(url).names_in("files")) == stored(url).objects
 
 
+def test_a_replaced_writer_does_not_sweep_the_objects_of_its_successor(
+    opened, url, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(remote_lease, "RENEW_SECONDS", 3600)
+    zombie = opened()
+    Objects(url).delete([remote_lease.NAME])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    other = opened()
+    save(other.directory, 2)
+    assert other.wait(10)
+    zombie._sweep()  # Its first one, which also deletes what killed writers left.
+    assert stored(url).objects <= set(Objects(url).names_in("files"))
+
+
+def test_a_put_whose_answer_never_came_is_found_later(opened, url, monkeypatch):
+    one = opened()
+    put, answers = Objects.put, []
+
+    def put_without_answer(self, name, data, *, replaces):
+        version = put(self, name, data, replaces=replaces)
+        if name == "tekoa.head" and not answers:
+            answers.append(version)
+            raise errors.UnreachableError("the connection was lost.")
+        return version
+
+    monkeypatch.setattr(Objects, "put", put_without_answer)
+    save(one.directory, 1)
+    assert one.wait(10)
+    assert answers == [one._version]
+    assert set(Objects(url).names_in("files")) == stored(url).objects
+    save(one.directory, 2)
+    one.close(10)
+    assert steps_of(stored(url)) == ["checkpoint_1", "checkpoint_2"]
+
+
 def test_a_second_writer_is_refused(opened):
     opened()
     with pytest.raises(errors.LeaseHeldError, match="already writing"):

@@ -63,6 +63,7 @@ class Publisher:
             # Objects that a head before the present one names, or none yet.
             self._written: set[str] = set()
             self._is_swept = False
+            self._pending: Head | None = None
             self._match_head()
         except BaseException:
             self._lease.release()
@@ -230,6 +231,7 @@ class Publisher:
     def _publish(self) -> None:
         """Publishes the present state of the working copy, if it has changed."""
         self._lease.check()
+        self._adopt_pending()
         started = time.monotonic()
         id = uuid.uuid4().hex
         prefix = f"{self._head.fence}-{id[:12]}"
@@ -260,30 +262,44 @@ class Publisher:
                 "the same command again to resume from there."
             )
 
+    def _adopt_pending(self) -> None:
+        """Learns whether the last put succeeded, if its answer was lost."""
+        if self._pending is not None:
+            stored = fetch.read_head(self._objects)
+            if stored is not None and stored[0] == self._pending:
+                self._adopt(*stored)
+            self._pending = None
+
+    def _adopt(self, head: Head, version: str) -> None:
+        self._written |= self._head.objects
+        self._head, self._version, self._pending = head, version, None
+        self._write_ids(head.id)
+
     def _put(self, head: Head) -> None:
         """Replaces the head."""
         self._write_ids(self._head.id, head.id)
+        self._pending = head
         try:
-            self._version = self._objects.put(
-                head_lib.NAME, head_lib.encode(head), replaces=self._version
-            )
+            data = head_lib.encode(head)
+            version = self._objects.put(head_lib.NAME, data, replaces=self._version)
         except ConflictError:
             stored = fetch.read_head(self._objects)
-            if stored is None or (stored[0].id, stored[0].fence) != (head.id, head.fence):
+            if stored is None or stored[0] != head:
                 raise errors.FencedError(
                     f"{self.url}: another writer took over this directory, so nothing was "
                     "published. Stop this process."
                 ) from None
-            self._version = stored[1]  # The answer to the put was lost.
-        self._written |= self._head.objects
-        self._head = head
-        self._write_ids(head.id)
+            version = stored[1]  # The answer to the put was lost.
+        self._adopt(head, version)
 
     def _sweep(self) -> None:
         """Deletes the objects that no head names any more."""
         try:
-            if not self._is_swept:  # What killed writers left.
-                self._written |= set(self._objects.names_in(head_lib.FOLDER))
+            if not self._is_swept:
+                # What killed writers left. Objects of a later writer, which may have replaced
+                # this one without its knowledge, are not ours to delete.
+                names = self._objects.names_in(head_lib.FOLDER)
+                self._written |= {name for name in names if _fence(name) < self._head.fence}
                 self._is_swept = True
             unused = self._written - self._head.objects
             self._objects.delete(sorted(unused), lambda: fault_points.reach("mid_remote_gc"))
@@ -291,6 +307,12 @@ class Publisher:
         except errors.StoreError as error:
             # The state is published: too many objects are better than a failure.
             _log.warning("could not delete objects that are not used any more: %s", error)
+
+
+def _fence(name: str) -> int:
+    """Returns the fence of the writer of an object, from its name `files/FENCE-ID/...`."""
+    number = name.split("/")[1].partition("-")[0]
+    return int(number) if number.isascii() and number.isdigit() else -1
 
 
 def _text(error: Exception) -> str:
