@@ -5,6 +5,7 @@ have a width, it is also trained at a half and a quarter of it: the best multipl
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -95,9 +96,8 @@ def _make_run(model: Any, task: TrainTask, table: ScaleTable, batches: Sequence[
     optimizer = optax.inject_hyperparams(
         lambda learning_rate: sphere.sphere(table, learning_rate=learning_rate)
     )(learning_rate=0.0)
-    step = jax.jit(
-        steps.make_train_step(fns, task.loss, optimizer, split=task.split, on_nan="ignore")
-    )
+    loss = None if task.loss is None else functools.partial(_value_of, task.loss)
+    step = jax.jit(steps.make_train_step(fns, loss, optimizer, split=task.split, on_nan="ignore"))
     inputs, _ = task.split(batches[0])
     initial = steps.init_state(fns, optimizer, jax.random.key(0), inputs=inputs)
 
@@ -114,6 +114,12 @@ def _make_run(model: Any, task: TrainTask, table: ScaleTable, batches: Sequence[
         return float(last) if math.isfinite(last) else math.inf
 
     return run
+
+
+def _value_of(loss: Any, *args: Any) -> Any:
+    """Returns the loss without the metrics that it may report besides."""
+    result = loss(*args)
+    return result[0] if isinstance(result, tuple) else result
 
 
 def is_in_basin(losses: Mapping[float, float]) -> bool:
