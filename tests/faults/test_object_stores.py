@@ -3,6 +3,7 @@
 Each start has a cache of its own unless a test says otherwise: it runs "on another machine".
 """
 
+import json
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from support import processes
+from support.events import read_points
 from tekoa import store
 from tekoa.extensions.metrics_file import read_metrics_file
 from tekoa.store.mirror import fetch, mirror, remote_lease
@@ -200,3 +202,50 @@ def test_refused_credentials_and_missing_buckets_are_errors_at_the_start(train, 
     output = finish(train(AWS_EC2_METADATA_DISABLED="true", **without), 70)
     assert "redentials" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_each_checkpoint_is_evaluated_once_while_training_runs(train):
+    trainer = train(*TRAIN, "--max_train_steps=20", "--module_config.step_seconds=0.05")
+    evaluate = ["eval_wait", processes.TINY_MODEL, f"--model_dir={URL}", "--save_low=cost"]
+    evaluator = train(*evaluate)
+    evaluator.wait_until(lambda: "at step" in evaluator.output())
+    evaluator.send(signal.SIGKILL)
+    evaluator.wait()
+    finish(trainer)
+    finish(train(*evaluate))
+    path = store.fetched(URL)
+    lines = (path / "eval" / "evaluations.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 20
+    points = read_points(path / "eval")
+    assert all([n for n, _ in values] == steps for values in points.values())
+    assert store.load(f"{URL}/eval/low_cost")["step"] in steps
+
+
+@pytest.mark.slow
+def test_a_writer_that_was_replaced_stops_without_publishing(train):
+    zombie = train(*TRAIN, "--module_config.step_seconds=0.2")
+    zombie.wait_until(lambda: (head := fetch.read_head(Objects(URL))) and head[0].files)
+    zombie.send(signal.SIGSTOP)
+    Objects(URL).delete([remote_lease.NAME])
+    finish(train(*TRAIN, "--max_train_steps=10"))
+    head = fetch.read_head(Objects(URL))
+    zombie.send(signal.SIGCONT)
+    assert "Stop this process" in finish(zombie, 73)
+    assert fetch.read_head(Objects(URL)) == head
+    assert [(info.step, info.problem) for info in store.inspect(URL)][-1] == (10, "")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_down_for_a_while(train, server, undisturbed):
+    command = train(*TRAIN, "--module_config.step_seconds=0.1")
+    command.wait_until(lambda: (head := fetch.read_head(Objects(URL))) and head[0].files)
+    server.stop()
+    command.wait_until(lambda: "publishing failed" in command.output())
+    server.start()
+    output = finish(command)
+    assert output.count("publishing failed") == 1
+    assert output.count("publishing works again") == 1
+    check_complete(undisturbed)
