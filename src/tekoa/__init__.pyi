@@ -89,6 +89,7 @@ from tekoa.optim.scales.auto import amos_for as amos_for
 from tekoa.optim.scales.auto import scales as scales
 from tekoa.optim.sphere import auto_for as auto_for
 from tekoa.optim.sphere import sphere as sphere
+from tekoa.optim.unfreeze import unfreeze_at as unfreeze_at
 from tekoa.sharding.layout import Layout as Layout
 from tekoa.sharding.layout import constrain as constrain
 from tekoa.sharding.mesh import make_mesh as make_mesh

@@ -21,6 +21,7 @@ from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import ModelFns, Remat
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
+from tekoa.optim import unfreeze
 
 _log = logging.getLogger("tekoa")
 
@@ -48,6 +49,8 @@ class TrainTask:
             table of pattern to True or False, of which the first match wins; a tree of booleans
             like the parameters; `fn(name, array)`; or for an NNX module a filter such as
             `nnx.LoRA`. The others stay as they are and have no optimizer state.
+        unfreeze_at: Which parameters begin to train later: pattern to the number of updates before
+            their first one, as for `tekoa.unfreeze_at`.
         remat: As for `make_train_step`, like `clip_norm` and `grad_noise`.
         step: A step of one's own, with `init` and in place of model, loss and optimizer:
             `step(state, batch, rng) -> (state, metrics)`, pure. Metrics are numbers by name.
@@ -68,6 +71,7 @@ class TrainTask:
     targets: str | Sequence[str] | None = None
     reduction: Reduction = "auto"
     trainable: Any = None
+    unfreeze_at: Mapping[str, int] | None = None
     remat: Remat | None = None
     clip_norm: float | None = None
     grad_noise: float | None = None
@@ -76,7 +80,8 @@ class TrainTask:
 
     def __post_init__(self):
         _check_present(self, "optimizer" if self.step is None else "init", "data")
-        names = ("apply", "optimizer", "loss", "trainable", "remat", "clip_norm", "grad_noise")
+        names = ("apply", "optimizer", "loss", "trainable", "unfreeze_at", "remat", "clip_norm")
+        names += ("grad_noise",)
         if self.step is not None and any(getattr(self, name) is not None for name in names):
             raise TypeError(f"TrainTask(step=) replaces {', '.join(names)}.")
         object.__setattr__(self, "split", _split_of(self))
@@ -225,9 +230,10 @@ class ModelTraining:
 
     def __init__(self, fns: ModelFns, task: TrainTask, input_sample: Any = None):
         optimizer = optimizers.as_transformation(task.optimizer)
-        task = dataclasses.replace(
-            task, optimizer=optimizers.accepting_native(optimizer, fns.native)
-        )
+        transformation = optimizers.accepting_native(optimizer, fns.native)
+        if task.unfreeze_at:
+            transformation = unfreeze.unfreeze_at(transformation, task.unfreeze_at)
+        task = dataclasses.replace(task, optimizer=transformation)
         self._fns, self._task, self._input_sample = fns, task, input_sample
         self.optimizer_line = ""
         self._optimizer = optimizer

@@ -128,7 +128,7 @@ def param_groups(
     """
     own = {pattern: _transform(pattern, value, make) for pattern, value in table.items()}
     transforms: dict[Hashable, optax.GradientTransformation] = {
-        pattern: _restrict_grad(tx) for pattern, tx in own.items()
+        pattern: restrict_grad(tx) for pattern, tx in own.items()
     }
     patterns = {pattern: pattern for pattern in table}
 
@@ -139,7 +139,7 @@ def param_groups(
 
     def init(params: trees.PyTree) -> optax.OptState:
         used = set(jax.tree.leaves(labels(params)))
-        _warn_unused(patterns, used)
+        warn_unused(patterns, used)
         state = partition.init(params)
         _log_unreadable_rates(used, rates.current_rates(state))
         return state
@@ -149,7 +149,7 @@ def param_groups(
     ) -> tuple[trees.PyTree, Any]:
         if "value_fn" in extra_args and params is not None:
             value_fn = extra_args["value_fn"]
-            extra_args["value_fn"] = lambda group: value_fn(_fill_in(group, params))
+            extra_args["value_fn"] = lambda group: value_fn(fill_in(group, params))
         return partition.update(updates, state, params, **extra_args)
 
     return GroupedOptimizer.of(init, update, own)
@@ -165,7 +165,7 @@ def by_name(optimizer: Any) -> named.NamedOptimizer | GroupedOptimizer | None:
     return optimizer if isinstance(optimizer, GroupedOptimizer) and optimizer.by_pattern else None
 
 
-def _restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Restricts the extra argument `grad`, if there is one, to the group's own gradients."""
     tx = optax.with_extra_args_support(tx)
 
@@ -182,7 +182,7 @@ def _restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def _fill_in(group: trees.PyTree, params: trees.PyTree) -> trees.PyTree:
+def fill_in(group: trees.PyTree, params: trees.PyTree) -> trees.PyTree:
     """Returns `params` with the group's values in place of its own."""
     return jax.tree.map(
         lambda own, other: other if _is_masked(own) else own, group, params, is_leaf=_is_masked
@@ -220,7 +220,8 @@ def _transform(
     )
 
 
-def _warn_unused(patterns: Mapping[str, str], used: set[str]) -> None:
+def warn_unused(patterns: Mapping[str, str], used: set[str]) -> None:
+    """Warns of patterns that select no parameter."""
     # A catch-all for which no parameter is left is not a mistake.
     unused = [p for p in patterns if p not in used and p not in ("", ".*")]
     # optax.tree_map_params calls init with a tree without parameters.
