@@ -49,6 +49,9 @@ from tekoa.extensions.console import ConsoleLogger as ConsoleLogger
 from tekoa.extensions.console import SummaryLogger as SummaryLogger
 from tekoa.extensions.early_stop import EarlyStopping as EarlyStopping
 from tekoa.extensions.early_stop import StopWhen as StopWhen
+from tekoa.extensions.generation.generate import generate as generate
+from tekoa.extensions.generation.samples import TextFns as TextFns
+from tekoa.extensions.generation.samples import TextSamples as TextSamples
 from tekoa.extensions.metrics_file import MetricsFile as MetricsFile
 from tekoa.extensions.monitor import Monitor as Monitor
 from tekoa.extensions.profiler import ProfilerTrace as ProfilerTrace

@@ -4,8 +4,11 @@ import json
 import pytest
 
 from support import hostile
-from tekoa.extensions.metrics_file import MetricsFile, read_metrics_file
+from tekoa.extensions import outbox
+from tekoa.extensions.metrics_file import MetricsFile
+from tekoa.loop.media import Text
 from tekoa.store import errors
+from tekoa.store.read.json_lines import read_rows, read_texts
 
 
 def lines(path):
@@ -58,16 +61,16 @@ def test_what_is_not_a_metrics_file_is_refused_in_bounded_memory(tmp_path, kind)
     else:
         {**hostile.IRREGULAR, "sparse": hostile.sparse}[kind](path)
     if kind == "dangling link":
-        assert read_metrics_file(path) == []
+        assert read_rows(path) == []
         return
     with pytest.raises(errors.DamagedError, match=r"metrics\.jsonl.*Move it away"):
-        read_metrics_file(path)
+        read_rows(path)
 
 
 def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path, summary):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "tr')
-    assert read_metrics_file(path) == [{"step": 1}]
+    assert read_rows(path) == [{"step": 1}]
     writer = MetricsFile(path)
     writer(at(summary, 2))
     writer.close()
@@ -96,8 +99,25 @@ def test_a_disk_that_fails_does_not_stop_training_and_loses_no_line(tmp_path, su
     blocked.write_text("in the way of the directory")
     writer(at(summary, 1))
     writer(at(summary, 2))
-    writer._outbox.flush(timeout_seconds=5)
+    outbox.barrier(timeout_seconds=5)()
     assert sum("Training continues" in record.message for record in caplog.records) == 1
     blocked.unlink()
     writer.close()
     assert [row["step"] for row in lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+
+
+def test_texts_are_in_a_file_beside_it(tmp_path, summary):
+    path = tmp_path / "metrics.jsonl"
+    first = MetricsFile(path)
+    first(at(summary, 1))
+    assert not (tmp_path / "texts.jsonl").exists()
+    for step in (2, 3, 4):
+        first(at(summary, step).with_media("sample", Text(f"Once {step}")))
+    first.close()
+    second = MetricsFile(path)
+    second.discard_after(2)
+    second(at(summary, 3))
+    second(at(summary, 4).with_media("sample", Text("At last\n")))
+    second.close()
+    assert read_texts(tmp_path) == {2: {"sample": "Once 2"}, 4: {"sample": "At last\n"}}
+    assert [row["step"] for row in lines(path)] == [1, 2, 3, 4]

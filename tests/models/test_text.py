@@ -13,7 +13,9 @@ def test_every_token_of_a_split_occurs_once():
     words = np.array(sample_text.vocabulary())[ids]
     expected = sample_text.text("valid").replace("\n", " </s> ").split()
     assert list(words) == expected
-    assert source.info.facts == {"start_id": 0, "end_id": 1, "n_tokens": len(expected)}
+    facts = dict(source.info.facts)
+    assert facts.pop("vocabulary").words == sample_text.vocabulary()
+    assert facts == {"start_id": 0, "end_id": 1, "n_tokens": len(expected)}
 
 
 def test_training_sequences_are_full_and_start_elsewhere_in_each_epoch():

@@ -1,8 +1,8 @@
-"""MetricsFile: writes the metrics of every checkpoint as JSON lines.
+"""MetricsFile: writes the metrics of every checkpoint as JSON lines, and its texts beside them.
 
-A line is one object: `{"step": 100, "seconds": 1.5, "train/loss": 0.3, ...}`. Each step is there
-once, also after kills and resumes: when training resumes from step n, lines after n are dropped, by
-the first checkpoint at the latest.
+A line is one object: `{"step": 100, "seconds": 1.5, "train/loss": 0.3, ...}`; of texts, `{"step":
+100, "sample": "Once upon a time"}`. Each step is there once, also after kills and resumes: when
+training resumes from step n, lines after n are dropped, by the first checkpoint at the latest.
 NaN and infinity are null, as JSON has no such numbers.
 
 Lines are written in the background; see `outbox.py`. A full disk does not stop training: lines are
@@ -13,56 +13,94 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from tekoa import hosts
-from tekoa.core import files
 from tekoa.extensions import outbox
 from tekoa.extensions.checkpoint_files import flat_metrics
-from tekoa.loop.checkpoint import Checkpoint
-from tekoa.store import errors
+from tekoa.loop.checkpoint import Checkpoint, as_summary
+from tekoa.loop.media import Text
 from tekoa.store.commit import durable
+from tekoa.store.read.json_lines import TEXTS_NAME, read_rows
 
 FILE_NAME = "metrics.jsonl"
-_MAX_LINE_BYTES = 2**22
-_ADVICE = "Move it away to continue without the earlier metrics."
 
 
 class MetricsFile:
     """Appends the metrics of each checkpoint to a file; a stage for `serial`.
 
-    Place it before the checkpoint writer: every step that was committed then has its line.
+    Place it before the checkpoint writer: every step that was committed then has its line. Texts
+    of checkpoints, such as samples, go to `texts.jsonl` beside the file, if there are any.
 
     Args:
         path: The file; its directory is created if necessary.
-
-    Attributes:
-        rows: All lines of the file so far, those of earlier starts included.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self._path = pathlib.Path(path)
-        self._is_writer = hosts.current().is_writer
-        self._outbox: outbox.Outbox | None = None
-        self._step: int | None = None
-        self.rows: list[dict[str, Any]] = read_metrics_file(self._path)
+        path = pathlib.Path(path)
+        self._metrics = _RowFile(path, row_of)
+        self._texts = _RowFile(path.with_name(TEXTS_NAME), _texts_of)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All lines of the file so far, those of earlier starts included."""
+        return self._metrics.rows
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Writes the line of one checkpoint, in process 0 only."""
-        row = row_of(checkpoint)
-        # At the start, and when a loop in this process returns to an earlier step.
-        if self._step is None or checkpoint.step <= self._step:
-            self.discard_after(checkpoint.step - max(1, checkpoint.n_completed_steps))
-        self._step = checkpoint.step
-        self.rows.append(row)
-        self._put([row])
+        """Writes the lines of one checkpoint, in process 0 only."""
+        self._metrics(checkpoint)
+        self._texts(checkpoint)
         return checkpoint
 
     def discard_after(self, step: int) -> None:
         """Drops the lines of later steps: training has returned to this one."""
-        self.rows = [row for row in self.rows if row["step"] <= step]
-        self._put([_Contents(self.rows)])
+        self._metrics.discard_after(step)
+        self._texts.discard_after(step)
+
+    def close(self) -> None:
+        """Writes the remaining lines and closes the files."""
+        self._metrics.close()
+        self._texts.close()
+
+
+class _RowFile:
+    """Appends one row per checkpoint to a file, in process 0 only.
+
+    Args:
+        path: The file; its directory is created if necessary.
+        row_of: Returns the row of a checkpoint, or None if it has none.
+
+    Attributes:
+        rows: All rows so far, those of earlier starts included.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], row_of: Callable[[Checkpoint], dict[str, Any] | None]
+    ):
+        self._path, self._row_of = pathlib.Path(path), row_of
+        self._is_writer = hosts.current().is_writer
+        self._outbox: outbox.Outbox | None = None
+        self._step: int | None = None
+        self.rows: list[dict[str, Any]] = read_rows(self._path)
+
+    def __call__(self, checkpoint: Checkpoint) -> None:
+        # At the start, and when a loop in this process returns to an earlier step.
+        if self._step is None or checkpoint.step <= self._step:
+            self.discard_after(checkpoint.step - max(1, checkpoint.n_completed_steps))
+        self._step = checkpoint.step
+        row = self._row_of(checkpoint)
+        if row is not None:
+            # The first write replaces the file, of which a kill may have cut off the end.
+            before = [_Contents(self.rows)] if self._outbox is None else []
+            self.rows.append(row)
+            self._put([*before, row])
+
+    def discard_after(self, step: int) -> None:
+        rows = [row for row in self.rows if row["step"] <= step]
+        if len(rows) < len(self.rows):
+            self.rows = rows
+            self._put([_Contents(rows)])
 
     def _put(self, records: Sequence[Any]) -> None:
         if self._is_writer and self._outbox is None:
@@ -71,7 +109,6 @@ class MetricsFile:
             self._outbox.put(records)
 
     def close(self) -> None:
-        """Writes the remaining lines and closes the file."""
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None
@@ -139,38 +176,8 @@ def row_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"step": checkpoint.step, "seconds": round(checkpoint.elapsed_time, 6), **finite}
 
 
-def read_metrics_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the lines of a metrics file; the last one is left out if a kill cut it off.
-
-    Raises:
-        errors.DamagedError: If it is not a file, or if another line is not such an object.
-    """
-    rows = []
-    try:
-        with files.open_regular(path, follow_links=True) as file:
-            # A line of any length would fill the memory.
-            while line := file.readline(_MAX_LINE_BYTES):
-                row = _parse(line)
-                if row is not None:
-                    rows.append(row)
-                elif file.read(1):
-                    start = line[:60].decode(errors="replace").rstrip()
-                    raise errors.DamagedError(
-                        f"{path}, line {len(rows) + 1}, is not a JSON object with a 'step': "
-                        f"{start!r}. {_ADVICE}"
-                    )
-    except FileNotFoundError:
-        pass
-    except PermissionError:
-        raise  # This is no damage.
-    except OSError as error:
-        raise errors.DamagedError(f"{path} cannot be read: {error.strerror}. {_ADVICE}") from None
-    return rows
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-        return row if isinstance(row["step"], int) else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
+def _texts_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """Returns the texts of a checkpoint by name, or None if it has none."""
+    media = as_summary(checkpoint).media
+    texts = {name: text.value for name, text in media.items() if isinstance(text, Text)}
+    return {"step": checkpoint.step, **texts} if texts else None

@@ -151,6 +151,12 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         inputs=inputs,
         metrics=text.of_one_row({"cost": text.token_losses, "mrr": text.reciprocal_ranks}),
         finish=text.with_perplexity,
+        text=text.text_fns(
+            data.info,
+            config.seq_length,
+            # The model puts the start token before its inputs, and predicts those.
+            lambda tokens: jnp.pad(tokens[:, 1:], ((0, 0), (0, 1))),
+        ),
     )
     return result
 

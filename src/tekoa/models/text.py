@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tekoa import Mean, cross_entropy, data
+from tekoa import Mean, TextFns, cross_entropy, data
 from tekoa.data import DataError, Info, Source
 from tekoa.estimator import UsageError
 from tekoa.models import sample_text
@@ -72,7 +72,12 @@ def _open_sample(pattern: str, seq_length: int, *, train: bool, pack: bool) -> S
             pattern,
             random_skip=train,
             n_classes=len(words),
-            facts={"start_id": words.start_id, "end_id": words.end_id, "n_tokens": len(stream)},
+            facts={
+                "start_id": words.start_id,
+                "end_id": words.end_id,
+                "n_tokens": len(stream),
+                "vocabulary": words,
+            },
         )
     )
 
@@ -91,6 +96,30 @@ def tokens_of(info: Info) -> tuple[int, int]:
     start_id = info.facts.get("start_id")
     # Bytes have no start token; the byte 0 does not occur in text.
     return info.n_classes, 0 if start_id is None else start_id
+
+
+def text_fns(
+    info: Info, length: int, inputs: Callable[[jax.Array], Any] | None = None
+) -> TextFns | None:
+    """Returns how a model on this data reads and writes text; None if the data has no vocabulary.
+
+    As in training, a sequence begins with the start token.
+
+    Args:
+        info: The facts of the data.
+        length: The most tokens that the model sees at once.
+        inputs: As for `TextFns`, if the inputs of the model are not the tokens themselves.
+    """
+    vocabulary, start_id = info.facts.get("vocabulary"), tokens_of(info)[1]
+    if vocabulary is None:
+        return None
+    return TextFns(
+        encode=lambda prompt: [start_id, *vocabulary.encode_prompt(prompt).tolist()],
+        decode=lambda tokens: vocabulary.decode(tokens[1:]),
+        length=length,
+        # In a long text the window of the model has lost its first token.
+        inputs=inputs or (lambda tokens: tokens.at[:, 0].set(start_id)),
+    )
 
 
 def check_settings(

@@ -142,6 +142,7 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         inputs=inputs,
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
         finish=text.with_perplexity,
+        text=text.text_fns(data.info, config.seq_length),
     )
     return result
 

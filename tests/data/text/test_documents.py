@@ -15,7 +15,8 @@ def test_each_text_is_a_document_with_its_end_marker(tmp_path):
     for form in (lines, jsonl, [{"text": "the cat"}, {"text": "the"}]):
         source = data.documents(form, words)
         assert [example["tokens"].tolist() for example in source] == [[2, 3, 1], [2, 1]]
-        assert source.info.facts == {"start_id": 0, "end_id": 1, "n_tokens": 5}
+        facts = {"start_id": 0, "end_id": 1, "n_tokens": 5, "vocabulary": words}
+        assert source.info.facts == facts
         assert source.info.n_classes == 4
 
 

@@ -25,8 +25,9 @@ def test_without_random_skip_each_token_is_read_once(corpus):
     folder, stream = corpus
     source = data.tokens(folder / "text.txt", folder / "vocab.txt", 16)
     assert source.info.n_classes == 22
-    facts = {"start_id": 0, "end_id": 1, "n_tokens": len(stream)}
-    assert source.info.facts == facts
+    facts = dict(source.info.facts)
+    assert facts.pop("vocabulary").words[:3] == ["<s>", "</s>", "0"]
+    assert facts == {"start_id": 0, "end_id": 1, "n_tokens": len(stream)}
     assert source.info.shapes == {"tokens": (16,), "token_mask": (16,)}
     sequences = [
         b["tokens"][b["token_mask"]] for b in source.batches(1, epochs=1, remainder="keep")

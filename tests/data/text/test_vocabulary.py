@@ -3,7 +3,7 @@ import pytest
 
 from tekoa import data
 from tekoa.data.readers.base import DataError
-from tekoa.data.text.vocabulary import Vocabulary, read_vocabulary
+from tekoa.data.text.vocabulary import Bytes, Vocabulary, read_vocabulary
 
 WORDS = ["<s>", "</s>", "the", "cat"]
 
@@ -61,6 +61,23 @@ def test_invalid_vocabulary_file_raises(tmp_path, content, message):
         read_vocabulary(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("", []), ("the cat", [2, 3]), ("the\ncat", [2, 1, 3]), ("the\n", [2, 1]), ("\n", [1])],
+)
+def test_a_prompt_has_no_end_marker_after_its_last_line(text, ids):
+    vocabulary = Vocabulary(WORDS)
+    assert vocabulary.encode_prompt(text).tolist() == ids
+    assert vocabulary.decode(ids) == text
+
+
+def test_bytes_of_a_prompt_are_those_of_its_text():
+    assert Bytes().encode_prompt("é\n").tolist() == [0xC3, 0xA9, 10]
+    assert Bytes().decode([0xC3, 0xA9, 10]) == "é\n"
+    # A model may write what is not text.
+    assert Bytes().decode([0xC3, 97, 300]) == "\ufffda\ufffd"
+
+
 @pytest.fixture
 def tokenizer_json(tmp_path):
     """A byte-pair tokenizer, trained here."""
@@ -83,7 +100,13 @@ def test_a_trained_tokenizer_is_a_vocabulary(tokenizer_json, tmp_path):
     expected = [*tokenizer.encode("lowest new").ids, 2, *tokenizer.encode("newer lows").ids, 2]
     assert source[0]["tokens"][: len(expected)].tolist() == expected
     assert source.info.n_classes == tokenizer.get_vocab_size()
-    assert source.info.facts == {"start_id": 1, "end_id": 2, "n_tokens": len(expected)}
+    facts = dict(source.info.facts)
+    vocabulary = facts.pop("vocabulary")
+    assert facts == {"start_id": 1, "end_id": 2, "n_tokens": len(expected)}
+    prompt = vocabulary.encode_prompt("lowest new\nnewer")
+    assert prompt.tolist() == [*expected[: expected.index(2) + 1], *tokenizer.encode("newer").ids]
+    decoded = [tokenizer.decode(tokenizer.encode(line).ids) for line in ("lowest new", "newer")]
+    assert vocabulary.decode(prompt.tolist()) == "\n".join(decoded)
 
 
 def test_a_tokenizer_that_cannot_be_used_is_named(tokenizer_json, tmp_path):

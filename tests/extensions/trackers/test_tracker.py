@@ -8,6 +8,7 @@ import pytest
 from tekoa.extensions import outbox
 from tekoa.extensions.checkpoint_files import CheckpointFileWriter
 from tekoa.extensions.metrics_file import MetricsFile
+from tekoa.extensions.trackers import tracker
 from tekoa.extensions.trackers.tracker import Tracker
 from tekoa.loop.media import Text
 
@@ -118,6 +119,33 @@ def test_media_are_passed_on(summary):
     tracker(summary(1).with_media("sample", Text("Once upon")))
     tracker.close()
     assert service.media == {(1, "sample"): Text("Once upon")}
+
+
+def test_texts_that_the_service_has_lost_are_sent_again(tmp_path, summary):
+    service = Memory()
+    checkpoints = [summary(step).with_media("sample", Text(f"Text {step}")) for step in (1, 2, 3)]
+    train(tmp_path, service, checkpoints[:2])
+    service.runs["run 0"].pop()
+    del service.media[2, "sample"]
+    train(tmp_path, service, checkpoints[2:])
+    assert service.runs == {"run 0": [1, 2, 3]}
+    assert service.media == {(step, "sample"): Text(f"Text {step}") for step in (1, 2, 3)}
+
+
+def test_a_program_that_is_killed_while_a_run_is_created_opens_the_same_one(tmp_path, summary):
+    class Killed(Memory):
+        def open(self, run_id, facts):
+            if run_id is None:
+                facts.claim("claimed")
+                raise SystemExit  # Ends the thread, like a kill.
+            return super().open(run_id, facts)
+
+    service = Killed()
+    sink = tracker._ServiceSink(service, "Killed", tmp_path, Tracker(service)._facts, 0)
+    with pytest.raises(SystemExit):
+        sink.write([tracker.Points({"step": 1})])
+    train(tmp_path, service, [summary(1)])
+    assert service.runs == {"claimed": [1]}
 
 
 def test_a_damaged_id_is_reported_and_replaced(tmp_path, summary, caplog):

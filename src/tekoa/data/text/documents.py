@@ -53,6 +53,7 @@ def documents(
         "start_id": vocabulary.start_id,
         "end_id": vocabulary.end_id,
         "n_tokens": sum(map(len, parts)),
+        "vocabulary": vocabulary,
     }
     name = f"documents of {source.reader.name}, {len(vocabulary)} kinds"
     return Source(DocumentReader(parts, name, n_classes=len(vocabulary), facts=facts))

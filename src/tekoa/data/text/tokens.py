@@ -11,7 +11,7 @@ from tekoa.data.batching import permutation
 from tekoa.data.readers import files
 from tekoa.data.readers.base import Batch, DataError, RandomAccess, RowRequest, describe
 from tekoa.data.source import Source
-from tekoa.data.text.vocabulary import read_vocabulary
+from tekoa.data.text.vocabulary import Bytes, read_vocabulary
 
 # Separates the random skip of an epoch from other numbers with the same seed and epoch.
 _SKIP = 0x5C1B
@@ -28,7 +28,8 @@ def tokens(
 
     An example has `tokens`, int32 of shape (seq_length,), and `token_mask`, False after the end
     of the stream. Each example continues where the previous one ends. `info.facts` contains
-    `n_tokens`, `start_id` and `end_id`; `info.n_classes` is the size of the vocabulary.
+    `n_tokens`, `start_id`, `end_id` and the `vocabulary`, with its methods `encode_prompt(text)`
+    and `decode(ids)`; `info.n_classes` is its size.
 
     Args:
         path: Text files (pattern or list), read one after the other; each line ends in `</s>`.
@@ -55,16 +56,15 @@ def tokens(
     if not paths:
         raise DataError(f"{path!r} matches no text file. Pass the path or glob of a text file.")
     if vocab_path is None:
+        vocabulary = Bytes()
         parts = [np.frombuffer(files.read_bytes(p), np.uint8) for p in paths]
         facts: dict[str, Any] = {"start_id": None, "end_id": None}
-        n_classes = 256
     else:
         vocabulary = read_vocabulary(vocab_path)
         parts = [vocabulary.encode(files.read_bytes(p), p) for p in paths]
         facts = {"start_id": vocabulary.start_id, "end_id": vocabulary.end_id}
-        n_classes = len(vocabulary)
-    stream = np.concatenate(parts).astype(np.int32)
-    facts["n_tokens"] = len(stream)
+    stream, n_classes = np.concatenate(parts).astype(np.int32), len(vocabulary)
+    facts |= {"n_tokens": len(stream), "vocabulary": vocabulary}
     name = f"tokens of {files.names(paths)}, {n_classes} kinds"
     options = {"random_skip": random_skip, "n_classes": n_classes, "facts": facts}
     return Source(TokenReader(stream, seq_length, name, **options))

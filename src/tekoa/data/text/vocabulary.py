@@ -60,6 +60,20 @@ class Vocabulary:
         """Converts texts to token ids, each with an end marker."""
         return [self.encode(" ".join(text.split()).encode(), "the text") for text in texts]
 
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Converts the beginning of a text to token ids: its last line has no end marker."""
+        return self.encode(f"{text}\n".encode(), "the prompt")[:-1]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Converts token ids to words; an end marker ends a line.
+
+        >>> print(Vocabulary(['<s>', '</s>', 'a', 'b']).decode([2, 3, 1, 2]))
+        a b
+        a
+        """
+        lines = _split(ids, self.end_id)
+        return "\n".join(" ".join(self.words[i] for i in line) for line in lines)
+
     def _id_of(self, word: str, path: str | Path, line: int) -> int:
         if word not in self._ids:
             raise DataError(
@@ -106,6 +120,15 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array([*encoding.ids, self.end_id], np.int32) for encoding in encodings]
 
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Converts the beginning of a text to token ids: its last line has no end marker."""
+        return self.encode(f"{text}\n".encode(), "the prompt")[:-1]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Converts token ids to text; an end marker ends a line."""
+        lines = _split(ids, self.end_id)
+        return "\n".join(self._tokenizer.decode(line, skip_special_tokens=False) for line in lines)
+
     def _first_id(self, names: Sequence[str]) -> int | None:
         ids = map(self._tokenizer.token_to_id, names)
         return next((number for number in ids if number is not None), None)
@@ -126,7 +149,20 @@ class Bytes:
         >>> Bytes().encode_texts(['ab'])
         [array([97, 98, 10], dtype=int32)]
         """
-        return [np.frombuffer(f"{text}\n".encode(), np.uint8).astype(np.int32) for text in texts]
+        return [self.encode_prompt(f"{text}\n") for text in texts]
+
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Converts the beginning of a text to its UTF-8 bytes."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Converts bytes to text; what is not UTF-8 becomes a replacement character.
+
+        >>> Bytes().decode([97, 98, 255, 256])
+        'ab\ufffd\ufffd'
+        """
+        # 255 occurs in no text: neither do numbers that are no bytes.
+        return bytes(min(i, 255) for i in ids).decode(errors="replace")
 
 
 def read_vocabulary(path: str | Path) -> "Vocabulary | Tokenizer":
@@ -148,6 +184,17 @@ def read_vocabulary(path: str | Path) -> "Vocabulary | Tokenizer":
             )
         line_of_word[word] = at
     return Vocabulary(list(line_of_word), str(path))
+
+
+def _split(ids: Sequence[int], end_id: int) -> list[list[int]]:
+    """Splits tokens at the end markers, which are left out."""
+    lines: list[list[int]] = [[]]
+    for i in ids:
+        if i == end_id:
+            lines.append([])
+        else:
+            lines[-1].append(i)
+    return lines
 
 
 def _lines_of_words(text: bytes, path: str | Path) -> Iterator[tuple[int, list[str]]]:

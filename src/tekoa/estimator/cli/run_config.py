@@ -212,6 +212,17 @@ class RunConfig:
     peak_flops: float | None = _flag(
         None, "most FLOPs per second of a device, to log utilisation if it is not known", "train"
     )
+    sample_every: int | None = _flag(
+        None, "steps between texts that a language model writes", "train", least=1
+    )
+    sample_prompt: str = _flag("", "the text that samples continue", "train")
+    sample_tokens: int = _flag(64, "tokens of a sample", "train", least=1)
+    sample_temperature: float = _flag(
+        1.0, "divides the logits of samples; 0 always chooses the likeliest token", "train", least=0
+    )
+    sample_top_p: float = _flag(
+        1.0, "draw samples from the likeliest tokens of this total probability", "train", most=1
+    )
     track: tuple[str, ...] = _flag((), "also send metrics to these: wandb, mlflow, csv", "train")
     track_project: str | None = _flag(
         None, "project of W&B, experiment of MLflow; the model's name if not set", "train"

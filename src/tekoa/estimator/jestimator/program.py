@@ -107,6 +107,9 @@ class LongProgram:
             stop_flag=stop_flag,
         )
 
+    def text_fns(self) -> None:
+        return None
+
     def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
         self._require("get_infer_state", "infer_step", "get_evaluator")
         examples = self._passes("eval")

@@ -19,6 +19,7 @@ from tekoa.data import Info
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import names
 from tekoa.estimator.model_file.names import BUNDLED as BUNDLED
+from tekoa.extensions.generation.samples import TextFns
 from tekoa.optim import named
 
 # The part of a path that marks the code of installed packages.
@@ -46,6 +47,7 @@ class Experiment:
         finish: Adds metrics computed from those over all batches, such as perplexity.
         trainable: Which parameters to train, as in `TrainTask`; None for all.
         reduction: Whether the loss is a "mean" or a "sum" over rows, as in `TrainTask`.
+        text: How a language model reads and writes text, for `--sample_every`.
     """
 
     model: Any
@@ -57,6 +59,7 @@ class Experiment:
     finish: Callable[[dict[str, float]], dict[str, float]] | None = None
     trainable: Any = None
     reduction: Reduction = "auto"
+    text: TextFns | None = None
 
     def make_optimizer(self) -> optax.GradientTransformation:
         """Returns the optimizer, calling the function that creates it if there is one."""

@@ -15,6 +15,7 @@ from tekoa.estimator.model_file import experiment
 from tekoa.estimator.run import layout as layout_lib
 from tekoa.estimator.run.passes import MarkFirst
 from tekoa.estimator.run.run import Run
+from tekoa.extensions.generation.samples import TextFns
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.task import ModelTraining, Training, TrainTask
@@ -73,6 +74,10 @@ class Program(Protocol):
 
         `loop` was built from `parts`. The stage raises `InterruptedError` once the flag is set.
         """
+        ...
+
+    def text_fns(self) -> TextFns | None:
+        """Returns how the model reads and writes text; None if the model file does not say."""
         ...
 
     def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:

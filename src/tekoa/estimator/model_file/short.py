@@ -24,6 +24,7 @@ from tekoa.estimator.run import eval_state
 from tekoa.estimator.run.passes import MarkFirst, Reiterable
 from tekoa.estimator.run.run import Run
 from tekoa.exchange.program import inference_fn
+from tekoa.extensions.generation.samples import TextFns
 from tekoa.loop import evaluate, task, train
 from tekoa.loop.checkpoint import Checkpoint, Summary
 from tekoa.loop.predict import predictions
@@ -87,6 +88,9 @@ class ShortProgram:
         passes = self._passes("valid")
         validate = loop.evaluation(metrics, passes, label="valid", stop_flag=stop_flag)
         return lambda checkpoint: _as_train_metrics(validate(checkpoint), experiment)
+
+    def text_fns(self) -> TextFns | None:
+        return self._experiment("train").text
 
     def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
         experiment = self.experiment("eval")

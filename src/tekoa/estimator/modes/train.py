@@ -14,6 +14,7 @@ from tekoa import hosts
 from tekoa.core import nonfinite
 from tekoa.estimator.cli import output
 from tekoa.estimator.cli.flags import RunConfig, UsageError
+from tekoa.estimator.model_file import samples
 from tekoa.estimator.model_file.program import Program, TrainParts, program_of
 from tekoa.estimator.modes import assemble, dry_run
 from tekoa.estimator.run import cadence, check_log, selection, start, tracking
@@ -56,6 +57,7 @@ def run_train(config: RunConfig) -> int:
 
 def train_run(run: runs.Run, program: Program) -> int:
     """Trains the program of a run and returns the exit code."""
+    samples.check_flags(run.config)
     with signals.stop_flag() as stop_flag:
         if run.config.dry_run:
             seed = runs.choose_seed(run)
@@ -113,12 +115,15 @@ def training(
             loop.before_dispatch = _before_dispatch(keeper, trace)
             validation = program.validation(parts, loop, stop_flag)
             _check_validation(run.config, validation)
+            sampling = samples.sample_stage(run.config, program, loop)
             _record_start(run, seed, parts, loop)
             keeper.meta["code"] = runs.code_digests(run)
             stoppings = selection.stoppings(run, loop)
             watch = monitor.Monitor(loop, peak_flops=run.config.peak_flops)
             progress = Progress(loop=loop, last=None, validation=validation, stoppings=stoppings)
             stages = [*_stages(run, progress, stop_flag, watch, stack), *trackers]
+            if sampling is not None:
+                stages.insert(0, watch.timed("samples", sampling))
             yield progress
             for last in _checked(run, progress, stages, keeper, watch, stack):
                 progress = dataclasses.replace(progress, last=last)

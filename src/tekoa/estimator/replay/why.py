@@ -35,7 +35,7 @@ from tekoa.estimator.report import page
 from tekoa.extensions import metrics_file
 from tekoa.loop.train import TrainLoop
 from tekoa.store.formats import step as steps
-from tekoa.store.read import load
+from tekoa.store.read import json_lines, load
 
 USAGE = "tekoa why RUN [--step=N] [--memory] [--page=FILE]"
 # After the last checkpoint, a run that stopped at NaN fails within one step.
@@ -337,7 +337,7 @@ def _spikes(replayer: Replayer) -> list[str]:
         return []
     before, after = max(pairs, key=lambda pair: losses[pair[1]] / max(losses[pair[0]], 1e-30))
     # The first checkpoints may be removed by now; their losses are still in the file.
-    rows = metrics_file.read_metrics_file(replayer.directory / metrics_file.FILE_NAME)
+    rows = json_lines.read_rows(replayer.directory / metrics_file.FILE_NAME)
     first = next(
         (row["train/loss"] for row in rows if row.get("train/loss")), next(iter(losses.values()))
     )

@@ -15,7 +15,7 @@ from tekoa.estimator.run import run_files
 from tekoa.store import errors
 from tekoa.store.commit import lease, manifest, paths
 from tekoa.store.commit import score as score_lib
-from tekoa.store.read import inspect
+from tekoa.store.read import inspect, json_lines
 
 T = TypeVar("T")
 TRAIN = "train"  # The folder with the curves of training.
@@ -50,6 +50,7 @@ class RunFacts:
         curves: Scalars by directory of TensorBoard files ("train", "eval" ...), then by tag.
         checkpoints: Checkpoints by directory ("" for the run's own), in order of steps.
         best: The best checkpoints, by metric.
+        texts: Texts that stages added to checkpoints, such as samples, by step and name.
         problems: A line about each damaged file, except checkpoints.
     """
 
@@ -60,6 +61,7 @@ class RunFacts:
     curves: dict[str, Curves]
     checkpoints: dict[str, list[inspect.StepInfo]]
     best: list[Best]
+    texts: dict[int, dict[str, str]] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -96,6 +98,7 @@ def gather(directory: pathlib.Path, *, verify: manifest.Verify | None = "size") 
         curves={place: by_tag for place, by_tag in curves.items() if by_tag},
         checkpoints={place: steps for place, steps in checkpoints.items() if steps},
         best=_best_of(folders, problems),
+        texts=_if_valid(lambda: json_lines.read_texts(directory), problems) or {},
         problems=problems,
     )
 

@@ -149,6 +149,7 @@ def render(facts: RunFacts, *, is_live: bool = False, diagnosis: str = "") -> st
         "<h2>Curves</h2><p>The legend shows the last value of each curve; a ring marks the best "
         "checkpoint.</p>",
         sections.curves(facts),
+        f"<h2>Texts</h2><p></p>{sections.texts(facts)}" if facts.texts else "",
         "<h2>Parameter scales</h2><p>Root mean square of the entries.",
         " The dashed line is eta, the scale that Amos expects. The bar shows the ratio RMS / eta, "
         "from a tenth to ten times."

@@ -19,6 +19,7 @@ from tekoa.store.read.inspect import StepInfo
 
 _OF_TRAINING = (TRAIN, "valid")
 SPEED = "seconds_per_step"
+_MAX_TEXTS = 20
 _FIRST = ("loss", "cost", "perplexity")
 LAST = ("last_loss", "gradients_l2norm", "weights_l2norm")
 
@@ -102,6 +103,17 @@ def _legend(series: Sequence[Series]) -> str:
         for s in series
     )
     return f'<span class="legend">{"".join(items)}</span>'
+
+
+def texts(facts: RunFacts) -> str:
+    """Returns the last texts of the run, such as samples of a language model, newest first."""
+    rows = [
+        f'<td class="n">{step:,}</td><td class="faint">{_text(name)}</td>'
+        f"<td><pre>{_text(messages.printable(value))}</pre></td>"
+        for step, by_name in sorted(facts.texts.items(), reverse=True)[:_MAX_TEXTS]
+        for name, value in by_name.items()
+    ]
+    return _table(["#step", "name", "text"], rows)
 
 
 def parameters(facts: RunFacts) -> str:

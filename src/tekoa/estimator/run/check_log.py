@@ -6,16 +6,19 @@ from tekoa import hosts
 from tekoa.estimator.cli import output
 from tekoa.estimator.run import cadence
 from tekoa.loop.checkpoint import Checkpoint, as_summary
+from tekoa.loop.media import Text
 
 # In TensorBoard only: they say how training runs, not how well the model does.
 _NOT_PRINTED = (*cadence.OF_LAST_STEP, "seconds_per_step")
 
 
 def print_check_as_json(checkpoint: Checkpoint) -> Checkpoint:
-    """Prints the step and the metrics of a checkpoint as a line of JSON, in process 0 only."""
+    """Prints the step, metrics and texts of a checkpoint as a line of JSON, in process 0 only."""
+    media = as_summary(checkpoint).media
+    texts = {name: text.value for name, text in media.items() if isinstance(text, Text)}
     metrics = {k: x if math.isfinite(x) else None for k, x in _metrics(checkpoint).items()}
-    if metrics and hosts.current().is_writer:
-        output.print_json({"step": checkpoint.step, **metrics})
+    if (metrics or texts) and hosts.current().is_writer:
+        output.print_json({"step": checkpoint.step, **metrics, **texts})
     return checkpoint
 
 

@@ -38,10 +38,14 @@ class MLflowService:
         self._last.clear()
         if run_id is None:
             self._id = self._create(facts)
+            facts.claim(self._id)
+            self._log_config(facts)
             return self._id, -1
         self._id = run_id
         run = self._client.get_run(run_id)
         self._client.update_run(run_id, status="RUNNING")
+        if not run.data.params:  # The program was killed before.
+            self._log_config(facts)
         for name in run.data.metrics:
             steps = [metric.step for metric in self._client.get_metric_history(run_id, name)]
             self._last[name] = max(steps, default=-1)
@@ -55,17 +59,18 @@ class MLflowService:
             if experiment is None
             else experiment.experiment_id
         )
-        config = json.loads(json.dumps(facts.config, default=str))
         tags = {"tekoa.directory": str(facts.directory or "")}
-        run_id = self._client.create_run(experiment_id, run_name=facts.name, tags=tags).info.run_id
+        return self._client.create_run(experiment_id, run_name=facts.name, tags=tags).info.run_id
+
+    def _log_config(self, facts: RunFacts) -> None:
+        config = json.loads(json.dumps(facts.config, default=str))
         params = [
             self._entities.Param(_name(name), str(value)[:_MAX_CHARACTERS])
             for name, value in flatten(config).items()
         ]
         for i in range(0, len(params), _MAX_PARAMS):
-            self._client.log_batch(run_id, params=params[i : i + _MAX_PARAMS])
-        self._client.log_text(run_id, json.dumps(config, indent=1), "config.json")
-        return run_id
+            self._client.log_batch(self._id, params=params[i : i + _MAX_PARAMS])
+        self._client.log_text(self._id, json.dumps(config, indent=1), "config.json")
 
     def log(self, row: Mapping[str, Any], media: Mapping[str, Media]) -> None:
         """Logs the points of one step; those that a killed program has logged are left out."""

@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tekoa.extensions import run_record
@@ -21,12 +21,15 @@ class RunFacts:
         project: Project or experiment to which it belongs.
         config: Hyper-parameters and system facts, nested.
         directory: Directory of the run, or None if it has none.
+        claim: Stores the id of a new run. A service calls it as early as it can: a program that is
+            killed before would leave a run behind, and begin another one.
     """
 
     name: str
     project: str
     config: Mapping[str, Any]
     directory: pathlib.Path | None
+    claim: Callable[[str], None] = lambda run_id: None
 
 
 class Service(Protocol):

@@ -8,8 +8,8 @@ there on, so that each point is there once, whatever was lost in between.
 If training returns to an earlier step, because the user rewinds it or a checkpoint is damaged, the
 service's run is of another history: a new one begins, with the lines so far.
 
-All of this happens in a background thread; see `outbox.py`. Images, texts and histograms are not
-in `metrics.jsonl`: they are sent at most once.
+All of this happens in a background thread; see `outbox.py`. Texts are in `texts.jsonl` and are sent
+in the same way. Images and histograms are in no file: they are sent at most once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tekoa import hosts
@@ -27,8 +27,9 @@ from tekoa.extensions import metrics_file, outbox
 from tekoa.extensions.trackers import service as services
 from tekoa.extensions.trackers.service import RunFacts, Service
 from tekoa.loop.checkpoint import Checkpoint, as_summary
-from tekoa.loop.media import Media
+from tekoa.loop.media import Media, Text
 from tekoa.store.commit import durable
+from tekoa.store.read import json_lines
 
 _log = logging.getLogger("tekoa")
 _MAX_BYTES = 2**16
@@ -155,7 +156,8 @@ class _ServiceSink:
             self._log(points)
 
     def _open(self) -> None:
-        facts, run_id = self._facts(), self._read_id()
+        facts = dataclasses.replace(self._facts(), claim=self._write_id)
+        run_id = self._read_id()
         opened_id, self._last = self._service.open(run_id, facts)
         if self._last > self._step:
             _log.warning(
@@ -166,24 +168,31 @@ class _ServiceSink:
             )
             self._service.close()
             opened_id, self._last = self._service.open(None, facts)
-        if self._id_path is not None and opened_id and opened_id != run_id:
-            self._id_path.parent.mkdir(parents=True, exist_ok=True)
-            durable.replace(self._id_path, json.dumps({"id": opened_id}).encode())
-        for row in self._history():
-            self._log(Points(row))
+        if opened_id != run_id:
+            self._write_id(opened_id)
+        for points in self._history():
+            self._log(points)
 
-    def _history(self) -> list[dict[str, Any]]:
-        """Returns the lines of earlier starts, up to the step where this one began."""
+    def _history(self) -> Iterator[Points]:
+        """Yields the points of earlier starts, up to the step where this one began."""
         if self._directory is None:
-            return []
-        rows = metrics_file.read_metrics_file(self._directory / metrics_file.FILE_NAME)
-        return [row for row in rows if row["step"] <= self._step]
+            return
+        texts = json_lines.read_texts(self._directory)
+        for row in json_lines.read_rows(self._directory / metrics_file.FILE_NAME):
+            if row["step"] <= self._step:
+                media = {k: Text(x) for k, x in texts.get(row["step"], {}).items()}
+                yield Points(row, media)
 
     def _log(self, points: Points) -> None:
         # An attempt that failed in the middle is repeated.
         if points.row["step"] > self._last:
             self._service.log(points.row, points.media)
             self._last = points.row["step"]
+
+    def _write_id(self, run_id: str) -> None:
+        if self._id_path is not None and run_id:
+            self._id_path.parent.mkdir(parents=True, exist_ok=True)
+            durable.replace(self._id_path, json.dumps({"id": run_id}).encode())
 
     def _read_id(self) -> str | None:
         if self._id_path is None:

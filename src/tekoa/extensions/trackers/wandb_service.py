@@ -58,6 +58,7 @@ class WandbService:
         }
         options["mode"] = options.get("mode") or self._mode()
         last = -1 if run_id is None else _last_offline_step(directory, new_id)
+        facts.claim(new_id)
         self._run = wandb.init(id=new_id, resume="allow", reinit="create_new", **options)
         config = json.loads(json.dumps(facts.config, default=str))
         self._run.config.update(config, allow_val_change=True)
