@@ -90,7 +90,7 @@ class ShortProgram:
         return lambda checkpoint: _as_train_metrics(validate(checkpoint), experiment)
 
     def text_fns(self) -> TextFns | None:
-        return self._experiment("train").text
+        return self.experiment("train").text
 
     def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
         experiment = self.experiment("eval")
