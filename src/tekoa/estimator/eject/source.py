@@ -34,7 +34,7 @@ STAND_INS = {
 # Arguments that the ejected file does not need: what only evaluation uses, and the scales of Amos,
 # which are in a table.
 _NOT_USED: dict[str, set[Any]] = {
-    "Experiment": {"metrics", "predict", "finish", "reduction"},
+    "Experiment": {"metrics", "predict", "finish", "reduction", "text"},
     "amos": {1, 2, "eta_fn", "shape_fn"},
 }
 # They return their first argument, without a mesh and without adapters.
