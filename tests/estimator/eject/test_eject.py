@@ -14,6 +14,11 @@ from tekoa.estimator.cli.flags import UsageError
 
 MODEL = str(pathlib.Path(__file__).parent / "plain_model.py")
 LONG_MODEL = str(pathlib.Path(__file__).parents[1] / "long_model.py")
+SMALL_LSTM = [
+    "--module_config.model_config.hidden_size=16",
+    "--module_config.model_config.memory_size=32",
+    "--module_config.seq_length=16",
+]
 # As users run programs: one device, all optimizations.
 USERS = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_"))}
 
@@ -60,8 +65,7 @@ def check_text(file):
         *(
             pytest.param(library, optimizer, marks=pytest.mark.slow)
             for library, optimizer in [
-                *(("linen", ""), ("nnx", ""), ("nnx", "auto"), ("equinox", "auto")),
-                *(("equinox", ""), ("haiku", ""), ("haiku", "amos"), ("linen", "amos")),
+                *(("nnx", "auto"), ("equinox", "auto"), ("haiku", "amos"), ("linen", "amos")),
             ]
         ),
     ],
@@ -77,7 +81,7 @@ def test_plain_file_has_the_losses_of_the_run(library, optimizer, tmp_path, caps
     losses = losses_of(tmp_path / "plain.py", 20)
     assert {step: losses[step - 1] for step in (5, 10, 15, 20)} == recorded
     text = check_text(tmp_path / "plain.py")
-    assert len(text.splitlines()) < 200
+    assert len(text.splitlines()) < 210
     for name in ("def unused", "Too narrow", "metrics", "config"):
         assert name not in text
 
@@ -89,7 +93,7 @@ def test_plain_file_has_the_losses_of_the_run(library, optimizer, tmp_path, caps
         ("mnist", [], 200),
         ("mnist", ["--optimizer=auto"], 200),
         ("transformer_lm", ["--optimizer=auto"], 330),
-        ("lstm_lm", [], 260),
+        ("lstm_lm", [*SMALL_LSTM, "--optimizer=auto"], 330),
     ],
 )
 def test_bundled_model_has_the_same_losses_for_200_steps(model, flags, n_lines, tmp_path):

@@ -128,6 +128,31 @@ def test_good_runs_are_not_accused(tmp_path, library, middle):
     assert str(tekoa.why(tmp_path, make_loop)) == "All steps are finite."
 
 
+GOOD_RUNS = {
+    "linen, auto": ["library=linen", "optimizer=auto"],
+    "linen, amos, bf16": ["library=linen", "optimizer=amos", "--precision=bf16"],
+    "linen, fp16": ["library=linen", "--precision=fp16"],
+    "linen, accumulated": ["library=linen", "--accumulate=2", "--ema=0.9"],
+    "nnx, auto": ["library=nnx", "optimizer=auto", "--on_nan=skip"],
+    "nnx, noise": ["library=nnx", "--clip_norm=0.1", "--grad_noise=0.01"],
+    "equinox, sgd": ["library=equinox", "--optimizer=sgd", "--learning_rate=0.3"],
+    "equinox, small data": ["library=equinox", "optimizer=auto", "--train_epochs=4"],
+    "haiku, adamw": ["library=haiku", "--steps_per_dispatch=2"],
+    "haiku, muon": ["library=haiku", "--optimizer=muon", "--on_nan=count"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOOD_RUNS)
+def test_ten_good_runs_are_not_accused(name, tmp_path):
+    """All with dropout on 41 rows, so that the loss varies from step to step."""
+    model = pathlib.Path(__file__).parents[1] / "eject" / "plain_model.py"
+    words = [w if w.startswith("--") else f"--module_config.{w}" for w in GOOD_RUNS[name]]
+    common = [f"--model_dir={tmp_path}/run", "--noprogress", "--check_every_steps=2"]
+    assert main.main(["train", str(model), *common, *words]) == 0
+    assert str(tekoa.why(tmp_path / "run")) == "All steps are finite."
+
+
 def test_steps_that_were_skipped_are_found(tmp_path):
     data = planted.rows(x={5: float("nan")})
     make_loop = planted.save_run(tmp_path, planted.Net(), data, on_nan="skip")

@@ -285,9 +285,12 @@ def train_step(state, batch, step, reports):
     {result} = value_and_grad(params{variables}, batch{key}){divide}
     is_good = jnp.isfinite(value) & are_finite(grads)
     updates, opt_state = tx.update(grads, opt_state, params)
-    params = optax.apply_updates(params, updates)
-    norms = (norm(grads), norm(params)) if reports else ()  # As the run before a checkpoint.
-    return (params{variables}, opt_state), value, is_good, norms
+    params, norms = optax.apply_updates(params, updates), ()
+    new_state = params{variables}, opt_state
+    if reports:  # As in the run before a checkpoint.
+        is_good, norms = is_good & are_finite(params), (norm(grads), norm(params))
+        new_state = jax.lax.cond(is_good, lambda: new_state, lambda: state)
+    return new_state, value, is_good, norms
 
 
 def train(n_steps=N_STEPS):

@@ -44,6 +44,8 @@ _N_STEPS_AT_HALF_RATE = 200
 # A spike is a rise by this factor, to at least this part of the first loss: when the loss is close
 # to zero, it varies by more than that in good runs.
 _SPIKE = 3.0
+_SPIKE_AT_FIRST = 10.0
+_N_USUAL = 4
 _SPIKE_OF_FIRST = 0.25
 
 
@@ -332,16 +334,22 @@ def _spikes(replayer: Replayer) -> list[str]:
         loss = steps.open_step(path, verify="none").index.metrics.get("train/loss")
         if loss is not None:
             losses[step] = loss
+    # The first checkpoints may be removed by now; their losses are still in the file.
+    rows = json_lines.read_rows(replayer.directory / metrics_file.FILE_NAME)
+    history = {row["step"]: row["train/loss"] for row in rows if row.get("train/loss")} | losses
+    # The loss of small batches varies: a spike is one beside several checks before it.
+    usual = {
+        step: max([loss for s, loss in sorted(history.items()) if s <= step][-_N_USUAL:])
+        for step in losses
+    }
     pairs = list(zip(losses, list(losses)[1:], strict=False))
     if not pairs:
         return []
-    before, after = max(pairs, key=lambda pair: losses[pair[1]] / max(losses[pair[0]], 1e-30))
-    # The first checkpoints may be removed by now; their losses are still in the file.
-    rows = json_lines.read_rows(replayer.directory / metrics_file.FILE_NAME)
-    first = next(
-        (row["train/loss"] for row in rows if row.get("train/loss")), next(iter(losses.values()))
-    )
-    if losses[after] < max(_SPIKE * losses[before], _SPIKE_OF_FIRST * first):
+    before, after = max(pairs, key=lambda pair: losses[pair[1]] / max(usual[pair[0]], 1e-30))
+    first = history[min(history)]
+    n_before = sum(step <= before for step in history)
+    spike = _SPIKE if n_before >= _N_USUAL else _SPIKE_AT_FIRST
+    if losses[after] < max(spike * usual[before], _SPIKE_OF_FIRST * first):
         return []
     norms = [_norms(replayer, step) for step in (before, after)]
     ratios = {name: norms[1][name] / max(norms[0][name], 1e-30) for name in norms[0]}
