@@ -31,6 +31,7 @@ WATCHED: tuple[Callable[..., Any], ...] = (
 # The constants of `sphere` that its plain form has; the others are part of the table of roles.
 _IN_TABLE = {
     *("output_factor", "full_depth", "branch_depth_power", "divides_added", "branch_power"),
+    "table_depth_power",
 }
 _IN_CODE = {"b1", "b2", "nesterov", "min_rms", "restarts"}
 
