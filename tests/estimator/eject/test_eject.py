@@ -90,7 +90,6 @@ def test_plain_file_has_the_losses_of_the_run(library, optimizer, tmp_path, caps
 @pytest.mark.parametrize(
     ("model", "flags", "n_lines"),
     [
-        ("mnist", [], 200),
         ("mnist", ["--optimizer=auto"], 200),
         ("transformer_lm", ["--optimizer=auto"], 330),
         ("lstm_lm", [*SMALL_LSTM, "--optimizer=auto"], 330),
