@@ -14,9 +14,9 @@ import pytest
 from support import processes
 from support.events import read_points
 from tekoa import store
-from tekoa.extensions.metrics_file import read_metrics_file
 from tekoa.store.mirror import fetch, mirror, remote_lease
 from tekoa.store.mirror.objects import ABSENT, ConflictError, Objects
+from tekoa.store.read.json_lines import read_rows
 
 pytest.importorskip("s3fs", reason="the 'cloud' extra is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
@@ -114,8 +114,17 @@ def check_complete(undisturbed):
     assert sorted(os.listdir(path)) == sorted(
         name for name in os.listdir(undisturbed) if not name.endswith(".lease")
     )
-    rows, local_rows = (read_metrics_file(p / "metrics.jsonl") for p in (path, undisturbed))
+    rows, local_rows = (read_rows(p / "metrics.jsonl") for p in (path, undisturbed))
     assert [row["step"] for row in rows] == [row["step"] for row in local_rows]
+    assert [row["train/valid_loss"] for row in rows] == [
+        row["train/valid_loss"] for row in local_rows
+    ]
+    points, local_points = (read_points(directory / "train") for directory in (path, undisturbed))
+    assert {tag: [n for n, _ in points[tag]] for tag in points} == {
+        tag: [n for n, _ in local_points[tag]] for tag in local_points
+    }
+    head = fetch.read_head(Objects(URL))[0]
+    assert set(Objects(URL).names_in("files")) == head.objects
 
 
 def test_the_server_has_conditional_writes():

@@ -86,8 +86,8 @@ def test_unresolved_optimizer_says_what_to_do():
 def test_line_says_what_was_chosen():
     line = named.NamedOptimizer("auto").resolve(find_table, n_steps=50)
     assert line == (
-        "Optimizer auto (sphere): planned for 50 steps; 1 kernels stay on their scale, "
-        "1 are outputs."
+        "Optimizer auto (sphere): planned for 50 steps; hidden kernels on their scale: 1, "
+        "outputs: 1."
     )
 
 

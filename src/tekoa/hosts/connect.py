@@ -18,9 +18,6 @@ class HostsError(RuntimeError):
     exit_code = 2
 
 
-_claims: list[socket.socket] = []
-
-
 def prepare(
     address: str, n_processes: int | None, index: int | None, timeout_seconds: float
 ) -> dict[str, Any]:
@@ -125,7 +122,7 @@ def claim(address: str, index: int) -> None:
             f"There already is a process {index} of the group at {address} on this machine. Choose "
             "another --process_id, or another address for another group."
         ) from None
-    _claims.append(name)
+    name.detach()  # It stays open until the process ends.
 
 
 def check_port(host: str, port: int) -> None:

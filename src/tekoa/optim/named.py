@@ -235,7 +235,7 @@ def _describe(name: str, table: ScaleTable, n_steps: int | None) -> str:
     kind = "sphere" if name == "auto" else name
     title = f"Optimizer {name}" + (f" ({kind})" if kind != name else "")
     unplaced = f", {len(table.unplaced)} without a known use" if table.unplaced else ""
-    counts = f"{n_kept} kernels stay on their scale, {n_outputs} are outputs"
+    counts = f"hidden kernels on their scale: {n_kept}, outputs: {n_outputs}"
     if name == "amos":
         counts = f"scales found for {len(table)} parameters"
         if n_steps is None:
