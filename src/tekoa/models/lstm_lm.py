@@ -127,8 +127,8 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
         # must add up to the square root of the number of tokens.
         fraction = logits.shape[0] / data.batch_size
         # The loss that is reported is the one per token.
-        cost = metrics["cost"]
-        return Mean(value.total, jnp.sqrt(value.count * fraction)), {"loss": cost, "cost": cost}
+        count = jnp.sqrt(value.count * fraction)
+        return Mean(value.total, count), {**metrics, "loss": metrics["cost"]}
 
     def optimizer() -> optax.GradientTransformation:
         scales = config.opt_config.scales

@@ -158,7 +158,7 @@ def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
 def training_loss(
     logits_BxLxV: jax.Array, batch: Mapping[str, Any], *, label_smoothing: float, z_loss: float
 ) -> tuple[Mean, dict[str, Mean]]:
-    """Returns the mean loss that is minimized, and the plain one as the metrics that are reported.
+    """Returns the mean loss that is minimized, and the plain one as metrics to report.
 
     Args:
         logits_BxLxV: Scores of the tokens.

@@ -121,23 +121,19 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
     )
 
     inputs = functools.partial(model_inputs, start_id=start_id)
-    training_loss = functools.partial(
-        loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss
-    )
+    cost = functools.partial(loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss)
     model = lora.adapted(model, config, inputs(data.sample))
 
     def optimizer() -> optax.GradientTransformation:
         return make_optimizer(
             config.opt_config,
             n_batches=data.n_batches,
-            find_scales=lambda: tekoa.find_scales(
-                model, training_loss, data.sample, split=result.split
-            ),
+            find_scales=lambda: tekoa.find_scales(model, cost, data.sample, split=result.split),
         )
 
     result = Experiment(
         model=model,
-        loss=training_loss,
+        loss=cost,
         optimizer=optimizer,
         inputs=inputs,
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.eject import edits, source
 from tekoa.estimator.eject.examples import Examples
 from tekoa.estimator.eject.forms import PlainParts
 from tekoa.estimator.replay.record import Start
@@ -38,6 +40,7 @@ def write(run: Run, start: Start, parts: PlainParts, examples: Examples) -> str:
         for name, blocks in sections.items()
         if any(block.strip() for block in blocks)
     )
+    _check_names(body)
     numbers = {
         "SEED": start.seed,
         "BATCH_SIZE": run.config.train_batch_size,
@@ -49,6 +52,22 @@ def write(run: Run, start: Start, parts: PlainParts, examples: Examples) -> str:
     imports = _imports(body, [*parts.source.imports, *parts.imports])
     settings = f"{', '.join(numbers)} = {', '.join(map(str, numbers.values()))}"
     return f'"""{_title(run, start, imports)}"""\n\n{imports}\n\n{settings}\n\n{body}\n'
+
+
+def _check_names(body: str) -> None:
+    """Raises `UsageError` if a function uses a name that a later line binds again."""
+    bound: set[str] = set()
+    used: set[str] = set()
+    for node in ast.parse(body).body:
+        names = set(source.bound_names(node))
+        if twice := sorted(names & bound & used):
+            raise UsageError(
+                f"{twice[0]!r} would mean two things in the ejected file: rename a variable or a "
+                "function of the model file to eject this run."
+            )
+        bound |= names
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            used |= set(edits.loaded_names(node)) - source.local_names(node)
 
 
 def _title(run: Run, start: Start, imports: str) -> str:

@@ -230,7 +230,7 @@ class _Selection:
     def _add(self, module: str, name: str) -> None:
         """Adds the definition of a name, and all that it needs."""
         tree = ast.parse(self._text_of(module))
-        node = next((node for node in tree.body if name in _bound_names(node)), None)
+        node = next((node for node in tree.body if name in bound_names(node)), None)
         if node is None or (module, node.lineno) in self._chosen:
             return
         if self._owners.setdefault(name, module) != module:
@@ -247,7 +247,7 @@ class _Selection:
     def _renamed(self, module: str, text: str) -> str:
         """Returns a definition with the names of the ejected file, after adding what it needs."""
         imports = _imported(ast.parse(self._text_of(module)))
-        for name in _local_names(ast.parse(text)):
+        for name in local_names(ast.parse(text)):
             imports.pop(name, None)
 
         def rule(tree: ast.Module, source: Source) -> Iterator[Edit]:
@@ -307,7 +307,8 @@ class _Selection:
         return last[-1]
 
 
-def _bound_names(node: ast.stmt) -> list[str]:
+def bound_names(node: ast.stmt) -> list[str]:
+    """Returns the names that a statement of a module binds."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -318,7 +319,7 @@ def _bound_names(node: ast.stmt) -> list[str]:
     return [part.id for part in parts if isinstance(part, ast.Name)]
 
 
-def _local_names(tree: ast.Module) -> set[str]:
+def local_names(tree: ast.AST) -> set[str]:
     """Returns the names that functions inside a definition bind."""
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
     names = {arg.arg for function in functions for arg in edits.arguments(function)}
