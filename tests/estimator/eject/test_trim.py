@@ -101,3 +101,11 @@ def test_conditions_with_several_outcomes_stay(tmp_path, calls):
 )
 def test_rules(rule, before, after):
     assert edits.apply(before, rule) == after
+
+
+@pytest.mark.parametrize(
+    ("body", "is_removed"),
+    [("return x, {'mean': x}", True), ("return other(x)", False), ("return x, y", False)],
+)
+def test_metrics_are_removed_only_where_they_are_seen(body, is_removed):
+    assert trim.returns_metrics(f"def loss(x):\n    {body}", "loss") == is_removed

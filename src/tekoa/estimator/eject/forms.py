@@ -10,7 +10,7 @@ import jax
 import ml_collections
 
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.estimator.eject import edits, optimizers, pieces, program, trim
+from tekoa.estimator.eject import edits, optimizers, pieces, program
 from tekoa.estimator.eject.edits import Source
 from tekoa.estimator.eject.optimizers import PlainOptimizer
 from tekoa.estimator.eject.source import ModelFiles, ModelSource
@@ -91,14 +91,8 @@ def _short(
         replaced=["optimizer"] if optimizer.call else [],
         loss=getattr(experiment.loss, "__name__", ""),
     )
-    loss = getattr(experiment.loss, "__name__", "")
     plain = program.plain_program(
-        experiment,
-        batch,
-        drops_metrics=not any(
-            trim.returns_pairs(text, loss) for text in source.definitions.values()
-        ),
-        drops_boxes=source.drops_boxes,
+        experiment, batch, drops_metrics=source.drops_metrics, drops_boxes=source.drops_boxes
     )
     definitions = dict(source.definitions)
     blocks, expression = _flattened(definitions.pop("experiment"))

@@ -52,6 +52,7 @@ class ModelSource:
         definitions: The text of each definition by name, in order.
         tekoa_names: The names of Tekoa that are used.
         drops_boxes: Whether logical axes of parameters were left out.
+        drops_metrics: Whether the metrics that the loss returns were left out.
     """
 
     imports: tuple[str, ...]
@@ -59,6 +60,7 @@ class ModelSource:
     definitions: dict[str, str]
     tekoa_names: frozenset[str]
     drops_boxes: bool = False
+    drops_metrics: bool = False
 
     def loads(self, name: str) -> bool:
         """Whether a definition reads a name."""
@@ -113,6 +115,7 @@ class ModelFiles:
         Raises:
             UsageError: If the code uses something of Tekoa that has no plain equivalent.
         """
+        without_metrics: list[str] = []
 
         @functools.cache
         def text_of(name: str) -> str:
@@ -134,12 +137,16 @@ class ModelFiles:
                 ]
             text = pathlib.Path(module.__file__ or "").read_text()
             text = trim.only_what_ran(text, watch.lines.get(module.__file__ or "", {}))
+            if trim.returns_metrics(text, loss):
+                without_metrics.append(name)
             return edits.apply(text, *rules, trim.on_one_line)
 
         source = _Selection(self, text_of).select(roots)
         original = pathlib.Path(self.main.__file__ or "").read_text()
         drops_boxes = nn.with_logical_partitioning.__name__ in original
-        return dataclasses.replace(source, drops_boxes=drops_boxes)
+        return dataclasses.replace(
+            source, drops_boxes=drops_boxes, drops_metrics=bool(without_metrics)
+        )
 
 
 def _builders(

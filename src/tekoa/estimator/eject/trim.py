@@ -167,23 +167,26 @@ def without_metrics(name: str) -> edits.Rule:
     """Creates the rule that removes the metrics which a loss function returns with the loss."""
 
     def rule(tree: ast.Module, source: Source) -> Iterator[Edit]:
-        for node in (node for node in edits.functions(tree) if node.name == name):
-            values = [part.value for part in ast.walk(node) if isinstance(part, ast.Return)]
-            pairs = [v for v in values if isinstance(v, ast.Tuple) and len(v.elts) == 2]
-            if len(pairs) == len(values) and all(isinstance(v.elts[1], ast.Dict) for v in pairs):
-                yield from (source.replaced(v, source.text(v.elts[0])) for v in pairs)
+        for value in _pairs_returned(tree, name):
+            yield source.replaced(value, source.text(value.elts[0]))
 
     return rule
 
 
-def returns_pairs(text: str, name: str) -> bool:
-    """Whether a function of this name, anywhere in a text, returns a tuple."""
-    return any(
-        isinstance(part, ast.Return) and isinstance(part.value, ast.Tuple)
-        for node in edits.functions(ast.parse(text))
-        if node.name == name
-        for part in ast.walk(node)
-    )
+def returns_metrics(text: str, name: str) -> bool:
+    """Whether a function of this name has metrics that `without_metrics` removes."""
+    return bool(_pairs_returned(ast.parse(text), name))
+
+
+def _pairs_returned(tree: ast.Module, name: str) -> list[ast.Tuple]:
+    """Returns the pairs of a loss and a dict that functions return, if they return only those."""
+    pairs: list[ast.Tuple] = []
+    for node in (node for node in edits.functions(tree) if node.name == name):
+        values = [part.value for part in ast.walk(node) if isinstance(part, ast.Return)]
+        own = [v for v in values if isinstance(v, ast.Tuple) and len(v.elts) == 2]
+        if len(own) == len(values) and all(isinstance(v.elts[1], ast.Dict) for v in own):
+            pairs += own
+    return pairs
 
 
 def unused_parameters(tree: ast.Module, source: Source) -> Iterator[Edit]:
