@@ -6,7 +6,8 @@
 # 120 seconds before the time limit all processes are asked to stop: they save a checkpoint and exit
 # with 75. After that, and after the loss of a process (69, or 134 if JAX noticed it), the job goes
 # back to the queue and resumes from the last checkpoint. SLURM itself requeues a job only when a
-# node fails, whatever --requeue says.
+# node fails, whatever --requeue says. srun returns the highest exit code; 137 and 143 are those of
+# processes that were killed, also by srun after the first one has ended.
 #SBATCH --job-name=tekoa
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=24:00:00
@@ -22,7 +23,7 @@ srun --kill-on-bad-exit=1 tekoa train "$@" --coordinator_address=auto
 code=$?
 
 case $code in
-  69 | 75 | 134 | 137) ;;
+  69 | 75 | 134 | 137 | 143) ;;
   *) exit "$code" ;;
 esac
 if [ "${SLURM_RESTART_COUNT:-0}" -ge "$max_restarts" ]; then

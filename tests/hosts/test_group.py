@@ -109,6 +109,13 @@ def test_process_0_waits_for_the_others_before_it_exits(process_0, monkeypatch):
     assert process_0.channel.get("failure") == {"index": 0, "code": 2, "why": "wrong flags"}
 
 
+def test_the_first_failure_is_the_one_that_others_report(process_0):
+    process_0.channel.put("failure", {"index": 1, "code": 74, "why": "Disk full."})
+    with pytest.raises(ExitedError, match="69"):
+        process_0.leave(69, "a collective operation failed")
+    assert process_0.channel.get("failure")["code"] == 74
+
+
 @pytest.mark.parametrize(
     ("text", "n", "expected"),
     [

@@ -10,6 +10,8 @@ import json
 import threading
 from typing import Any
 
+from tekoa.hosts.connect import HostsError
+
 _METHODS = (
     "blocking_key_value_get",
     "key_value_delete",
@@ -25,7 +27,7 @@ def open_channel() -> "Channel":
     """Returns a channel over the client of `jax.distributed`, which must be initialized.
 
     Raises:
-        RuntimeError: If this version of JAX has another client.
+        HostsError: If this version of JAX has another client.
     """
     import jax
 
@@ -34,7 +36,7 @@ def open_channel() -> "Channel":
     client = getattr(getattr(module, "global_state", None), "client", None)
     missing = [name for name in _METHODS if not hasattr(client, name)]
     if missing:
-        raise RuntimeError(
+        raise HostsError(
             f"The client of jax.distributed in JAX {jax.__version__} has no {', '.join(missing)}. "
             "This version of JAX cannot connect several processes; install another one."
         )
@@ -60,12 +62,8 @@ class Channel:
             return f"{name} ({self._n_uses[name]})"
 
     def put(self, key: str, value: Any) -> None:
-        """Sets the value of a key; the first value stays if the key exists."""
-        try:
-            self._client.key_value_set(f"{_ROOT}/{key}", json.dumps(value))
-        except RuntimeError as error:
-            if "ALREADY_EXISTS" not in str(error):
-                raise
+        """Sets the value of a key that has none yet."""
+        self._client.key_value_set(f"{_ROOT}/{key}", json.dumps(value))
 
     def get(self, key: str, *, timeout_seconds: float = 0.0) -> Any:
         """Returns the value of a key, after waiting for it.

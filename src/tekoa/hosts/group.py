@@ -16,9 +16,8 @@ import math
 import os
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tekoa.hosts import connect
@@ -50,12 +49,20 @@ class Hosts:
         index: The index of this process, from 0.
         count: The number of processes.
         channel: The connection to the others; None for a single process.
+        address: The address at which they have joined.
     """
 
-    def __init__(self, *, index: int = 0, count: int = 1, channel: Channel | None = None):
-        self.index, self.count, self.channel = index, count, channel
+    def __init__(
+        self,
+        *,
+        index: int = 0,
+        count: int = 1,
+        channel: Channel | None = None,
+        address: str = "",
+    ):
+        self.index, self.count, self.address = index, count, address
+        self.channel: Any = channel
         self._n_polls, self._is_stopped = 0, False
-        self._polling = threading.Lock()
 
     @property
     def is_writer(self) -> bool:
@@ -78,14 +85,14 @@ class Hosts:
         """
         if self.channel is None:
             return [value]
-        key = self.channel.new_key(f"gather/{name}")
-        if not self.is_writer:
-            self._try(Channel.put, f"{key}/{self.index}", value)
-            return None
-        keys = [f"{key}/{i}" for i in range(1, self.count)]
-        others = self._receive(name, keys, timeout_seconds)
-        self._try(Channel.drop, key)
-        return [value, *others]
+        with self._service_needed():
+            key = self.channel.new_key(f"gather/{name}")
+            if not self.is_writer:
+                self.channel.put(f"{key}/{self.index}", value)
+                return None
+            others = self._receive(name, key, range(1, self.count), timeout_seconds)
+            self.channel.drop(key)
+            return [value, *others]
 
     def broadcast(
         self, name: str, value: Any = None, *, timeout_seconds: float = EXCHANGE_SECONDS
@@ -93,16 +100,17 @@ class Hosts:
         """Returns the value of process 0 on all processes; other values are ignored."""
         if self.channel is None:
             return value
-        key = self.channel.new_key(f"broadcast/{name}")
-        if self.is_writer:
-            self._check_failure()  # A process 0 that never waits notices a failure here.
-            self._try(Channel.put, f"{key}/0", value)
-            return value
-        # Process 0 may itself wait for others as long.
-        (received,) = self._receive(name, [f"{key}/0"], timeout_seconds + 60)
-        if self._try(Channel.count, f"{key}/n_read") == self.count - 1:
-            self._try(Channel.drop, key)
-        return received
+        with self._service_needed():
+            key = self.channel.new_key(f"broadcast/{name}")
+            if self.is_writer:
+                self._check_failure()  # A process 0 that never waits notices a failure here.
+                self.channel.put(f"{key}/0", value)
+                return value
+            # Process 0 may itself wait for others as long.
+            (received,) = self._receive(name, key, [0], timeout_seconds + 60)
+            if self.channel.count(f"{key}/n_read") == self.count - 1:
+                self.channel.drop(key)
+            return received
 
     def exchange(
         self, name: str, value: Any = None, *, timeout_seconds: float = EXCHANGE_SECONDS
@@ -137,24 +145,22 @@ class Hosts:
         """
         from jax.experimental import multihost_utils
 
-        with self._polling:
-            self._n_polls += 1
-            if not self._is_stopped and self.count > 1:
-                self._is_stopped = multihost_utils.reached_preemption_sync_point(self._n_polls)
-            return self._is_stopped
+        self._n_polls += 1
+        if not self._is_stopped and self.count > 1:
+            self._is_stopped = multihost_utils.reached_preemption_sync_point(self._n_polls)
+        return self._is_stopped
 
     def leave(self, code: int, why: str = "") -> None:
         """Leaves the group; waits for the other processes, unless this one failed.
 
-        If `code` is not 0 this exits: JAX would wait for the other processes at shutdown.
+        If `code` is not 0 this exits. After a failure JAX would wait for the other processes; after
+        a stop all exit at once, before a scheduler that sees the first of them kills the rest.
         """
         if self.channel is None:
             return
-        sys.stdout.flush()
-        sys.stderr.flush()
         if code not in (0, EXIT_STOPPED):
-            with contextlib.suppress(RuntimeError):
-                failure = {"index": self.index, "code": code, "why": why[:1000]}
+            failure = {"index": self.index, "code": code, "why": why[:1000]}
+            with contextlib.suppress(RuntimeError):  # Another process failed first.
                 self.channel.put(_FAILURE, failure)
             self._exit(code)
         self.exchange("end of the program", timeout_seconds=math.inf)
@@ -162,58 +168,70 @@ class Hosts:
         if code != 0:
             import jax
 
+            sys.stdout.flush()
+            sys.stderr.flush()
             jax.distributed.shutdown()
             os._exit(code)
 
-    def _receive(self, name: str, keys: list[str], limit_seconds: float) -> list[Any]:
-        """Waits for keys that other processes set; exits if one of them is lost."""
+    def _receive(
+        self, name: str, key: str, senders: Sequence[int], limit_seconds: float
+    ) -> list[Any]:
+        """Waits for the values `key/sender` of other processes; exits if one of them is lost."""
         start, has_warned, values = time.monotonic(), False, []
-        for key in keys:
+        for sender in senders:
             seconds = _BLOCK_SECONDS
             while True:
                 with contextlib.suppress(TimeoutError):
-                    values.append(self._try(Channel.get, key, timeout_seconds=seconds))
+                    values.append(self.channel.get(f"{key}/{sender}", timeout_seconds=seconds))
                     break
                 self._check_failure()
                 seconds, waited = 0.0, time.monotonic() - start
-                if waited > _WARN_SECONDS and limit_seconds < math.inf and not has_warned:
-                    has_warned = True
-                    _log.warning("%r has waited %.0f s for %s.", name, waited, self._missing(key))
                 if waited > limit_seconds:
-                    missing = self._missing(key)
+                    missing = self._missing(key, senders)
                     self._end(f"{missing} did not reach {name!r} within {waited:.0f} s.")
+                if waited > _WARN_SECONDS and not has_warned:
+                    has_warned, missing = True, self._missing(key, senders)
+                    _log.warning("%r has waited %.0f s for %s.", name, waited, missing)
                 time.sleep(min(_MAX_PAUSE_SECONDS, waited / 10))
         return values
 
-    def _try(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Calls a method of the channel; exits if the service is gone."""
+    @contextlib.contextmanager
+    def _service_needed(self) -> Iterator[None]:
+        """Exits if the service fails in the `with` block."""
         try:
-            return call(self.channel, *arguments, **options)
+            yield
         except RuntimeError as error:
             self._end(f"The service in process 0 failed: {str(error).splitlines()[0]}.")
 
     def _check_failure(self) -> None:
         """Exits if another process failed."""
         with contextlib.suppress(TimeoutError):
-            failure = self._try(Channel.get, _FAILURE)
+            failure = self.channel.get(_FAILURE)
             if failure["index"] != self.index:
                 who = self._describe([failure["index"]])
                 self._end(f"{who} exited with code {failure['code']}. {failure['why']}".strip())
 
+    def _missing(self, key: str, senders: Sequence[int]) -> str:
+        present = self.channel.list(key)
+        return self._describe([i for i in senders if str(i) not in present])
+
+    def _describe(self, indices: Sequence[int]) -> str:
+        members = self.channel.list(_MEMBERS)
+        return ", ".join(f"process {i} ({members.get(str(i), 'unknown')})" for i in indices)
+
     def _end(self, reason: str) -> NoReturn:
         """Exits: a collective operation would wait forever for the lost process."""
-        sys.stdout.flush()
         print(
             f"tekoa: {reason} Exiting with code {EXIT_PEER_LOST}. Committed checkpoints are "
             "intact; restart all processes to resume.",
             file=sys.stderr,
-            flush=True,
         )
         self._exit(EXIT_PEER_LOST)
 
     def _exit(self, code: int) -> NoReturn:
         """Exits without cleanup; process 0 last, so that the others keep their exit codes."""
-        assert self.channel is not None
+        sys.stdout.flush()
+        sys.stderr.flush()
         with contextlib.suppress(RuntimeError):
             self.channel.put(f"{_LEAVING}/{self.index}", code)
             end = time.monotonic() + _GRACE_SECONDS
@@ -222,16 +240,6 @@ class Hosts:
                     break
                 time.sleep(0.05)
         os._exit(code)
-
-    def _missing(self, key: str) -> str:
-        """Describes the processes that have not set their key beside `key`."""
-        present = self._try(Channel.list, key.rpartition("/")[0])
-        indices = range(1, self.count) if self.is_writer else [0]
-        return self._describe([i for i in indices if str(i) not in present])
-
-    def _describe(self, indices: list[int]) -> str:
-        members = self._try(Channel.list, _MEMBERS)
-        return ", ".join(f"process {i} ({members.get(str(i), 'unknown')})" for i in indices)
 
 
 _joined: list[Hosts] = []
@@ -274,12 +282,9 @@ def join(
         heartbeat_timeout_seconds=max(1, round(timeout_seconds)),
         shutdown_timeout_seconds=max(1, round(timeout_seconds)),
     )
-    try:
-        channel = open_channel()
-    except RuntimeError as error:
-        raise HostsError(str(error)) from None
-    group = Hosts(index=jax.process_index(), count=jax.process_count(), channel=channel)
-    channel.put(f"{_MEMBERS}/{group.index}", f"pid {os.getpid()} on {socket.gethostname()}")
+    index, count = jax.process_index(), jax.process_count()
+    group = Hosts(index=index, count=count, channel=open_channel(), address=address)
+    group.channel.put(f"{_MEMBERS}/{group.index}", f"pid {os.getpid()} on {socket.gethostname()}")
     # Joined from here on, so that a failure below is reported to the others.
     _joined[:] = [group]
     connect.connect_devices()

@@ -1,6 +1,7 @@
 """The command in a group of processes, tested in one process; tests/hosts runs several."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tekoa.estimator.run.passes import MarkFirst
 from tekoa.hosts.channel import Channel
 from tekoa.sharding import layout as layout_lib
 from tekoa.sharding import mesh
+from tekoa.store.commit import lease
 
 
 @pytest.mark.parametrize("name", ["num_processes", "process_id"])
@@ -25,6 +27,19 @@ def test_single_process_joins_no_group():
     _, config = flags.parse(["train", "mnist"])
     assert processes.join(config) is config
     assert processes.shard(None, 7, "train_batch_size") == (0, 1)
+
+
+@pytest.mark.parametrize("label", ["", "eval"])
+def test_a_process_that_joins_a_complete_group_is_refused(tmp_path, monkeypatch, label):
+    """Its process 0 holds the lease of the run, or of an evaluation; here it is the parent."""
+    monkeypatch.setattr(hosts, "join", lambda *_, **__: pytest.fail("has joined"))
+    me = lease.identity(os.getppid())
+    (tmp_path / label).mkdir(exist_ok=True)
+    (tmp_path / label / lease.NAME).write_text(json.dumps({**me, "group": "node0:9000"}))
+    group = ["--coordinator_address=node0:9000", "--num_processes=2", "--process_id=1"]
+    _, config = flags.parse(["train", "mnist", f"--model_dir={tmp_path}", *group])
+    with pytest.raises(hosts.HostsError, match="already is a process 1 of the group at node0"):
+        processes.join(config)
 
 
 class LeftError(Exception):

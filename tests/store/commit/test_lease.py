@@ -41,6 +41,35 @@ def test_lease_of_a_living_process_is_respected(tmp_path):
         lease.acquire(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("group", "start", "expected"),
+    [("node0:9000", None, True), ("node0:9001", None, False), ("node0:9000", "1", False)],
+    ids=["alive", "other group", "dead"],
+)
+def test_is_held_by_asks_for_a_living_process_of_a_group(tmp_path, group, start, expected):
+    assert not lease.is_held_by(tmp_path, group)
+    start = start or lease._process(os.getppid())[0]
+    write_owner(tmp_path, group="node0:9000", pid=os.getppid(), start=start)
+    assert lease.is_held_by(tmp_path, group) is expected
+
+
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_on_another_machine_a_lease_is_held_if_it_is_renewed(tmp_path, monkeypatch, is_renewed):
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 5.0 if is_renewed else 0.05)
+    write_owner(tmp_path, host="node1", group="node0:9000")
+    seen = []
+
+    def renew(path, read=lease._read):
+        seen.append(path)
+        if is_renewed and len(seen) == 3:
+            write_owner(tmp_path / "next", host="node1", group="node0:9000", count=1)
+            os.replace(tmp_path / "next" / lease.NAME, path)
+        return read(path)
+
+    monkeypatch.setattr(lease, "_read", renew)
+    assert lease.is_held_by(tmp_path, "node0:9000") is is_renewed
+
+
 def test_lease_of_a_dead_process_is_taken_over(tmp_path, caplog):
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()

@@ -204,21 +204,22 @@ class Group:
         for reader in self._readers:
             reader.start()
 
-    def send(self, number: int, _: Any = None) -> None:
+    def send(self, number: int) -> None:
         """Sends a signal to all running processes."""
         for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(number)
+            process.send_signal(number)
 
     def wait(self, *, grace_seconds: float) -> int:
         """Waits for all processes and returns the exit code of the group."""
-        failed: list[int] = []
+        ended: dict[int, int] = {}  # In the order in which they ended.
         deadline = math.inf
-        while any(process.poll() is None for process in self._processes):
+        while len(ended) < len(self._processes):
             for index, process in enumerate(self._processes):
                 code = process.poll()
-                if code and index not in failed:
-                    failed.append(index)
+                if code is None or index in ended:
+                    continue
+                ended[index] = code
+                if code:
                     grace = grace_seconds if code > 0 else min(grace_seconds, _KILLED_GRACE_SECONDS)
                     deadline = min(deadline, time.monotonic() + grace)
             if time.monotonic() > deadline:
@@ -226,12 +227,11 @@ class Group:
             time.sleep(0.05)
         for reader in self._readers:
             reader.join()
-        failed += [i for i, p in enumerate(self._processes) if p.returncode and i not in failed]
-        codes = {i: _code(self._processes[i].returncode) for i in failed if i not in self._killed}
-        own_reasons = [i for i in codes if codes[i] != EXIT_PEER_LOST]
-        first = next(iter(own_reasons or codes), None)
-        if first is None:
+        codes = {i: _code(code) for i, code in ended.items() if code and i not in self._killed}
+        if not codes:
             return 0
+        own_reasons = [i for i in codes if codes[i] != EXIT_PEER_LOST]
+        first = next(iter(own_reasons or codes))
         if codes[first] != EXIT_STOPPED:
             text = f"process {first} failed first, with code {codes[first]}"
             print(f"tekoa launch: {text}.", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """Several processes in one run: joining, leaving and dividing the rows of a batch."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -9,8 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tekoa import hosts
+from tekoa.core import files
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import FLAG_NAMES, RunConfig, UsageError
+from tekoa.hosts.group import AUTO
+from tekoa.store.commit import lease
+from tekoa.store.mirror import mirror
 
 _PER_PROCESS_FLAGS = ("process_id", "progress")
 
@@ -29,6 +34,7 @@ def join(config: RunConfig) -> RunConfig:
             if name in config.given:
                 raise UsageError(f"--{name} needs --coordinator_address=HOST:PORT of process 0.")
         return config
+    _check_not_complete(config)
     group = hosts.join(
         config.coordinator_address,
         config.num_processes,
@@ -42,6 +48,26 @@ def join(config: RunConfig) -> RunConfig:
         return config
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     return dataclasses.replace(config, progress=False)
+
+
+def _check_not_complete(config: RunConfig) -> None:
+    """Raises `HostsError` if the group already runs: JAX aborts it if another process joins.
+
+    Its process 0 then holds the lease of the run, or of an evaluation. With "auto" the numbers are
+    those of the cluster.
+    """
+    address, path = config.coordinator_address, config.model_dir
+    if path is None or mirror.is_url(path) or address in (None, AUTO):
+        return
+    run = files.local_path(path)
+    for directory in (run, run / config.eval_label):
+        with contextlib.suppress(OSError):
+            if lease.is_held_by(directory, address):
+                raise hosts.HostsError(
+                    f"There already is a process {config.process_id} of the group at {address}: "
+                    f"its processes have all joined, and use {directory}. Choose another "
+                    "--process_id, or another address for another group."
+                )
 
 
 def leave(code: int) -> None:

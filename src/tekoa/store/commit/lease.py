@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from tekoa import hosts
 from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import durable, fault_points, paths
@@ -55,7 +56,12 @@ class Lease:
     def __init__(self, directory: pathlib.Path):
         self.directory = directory
         self._path = directory / NAME
-        self._me = {**identity(os.getpid()), "token": uuid.uuid4().hex, "count": 0}
+        self._me = {
+            **identity(os.getpid()),
+            "group": hosts.current().address,
+            "token": uuid.uuid4().hex,
+            "count": 0,
+        }
         self._n_holders = 1
         self._is_lost = False
         self._lock = threading.RLock()
@@ -237,6 +243,23 @@ def _take(lease: Lease) -> None:
                 describe(owner),
             )
         first_seen = owner
+        time.sleep(0.2)
+
+
+def is_held_by(directory: pathlib.Path, group: str) -> bool:
+    """Returns whether a process of the group at this address holds the lease, and is alive.
+
+    If it is on another machine, this waits for the next renewal.
+    """
+    first_seen = _read(directory / NAME)
+    deadline = time.monotonic() + 3 * RENEW_SECONDS
+    while True:
+        owner = _read(directory / NAME)
+        state = "dead" if owner is None or owner.get("group") != group else state_of(owner)
+        if state == "alive" or (state == "unknown" and owner != first_seen):
+            return True
+        if state == "dead" or time.monotonic() > deadline:
+            return False
         time.sleep(0.2)
 
 
