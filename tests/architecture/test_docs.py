@@ -25,6 +25,16 @@ def test_readme_starts_with_the_two_commands():
     assert "pytest" in second
 
 
+def test_badges_are_true():
+    readme, project = ((ROOT / name).read_text() for name in ("README.md", "pyproject.toml"))
+    assert re.findall(r"badge/python-([\d.]+)%2B-", readme) == re.findall(
+        r'^requires-python = ">=([\d.]+)"$', project, re.MULTILINE
+    )
+    assert re.findall(r"badge/license-Apache%20([\d.]+)-", readme) == re.findall(
+        r'^license = .*Apache-([\d.]+)"', project, re.MULTILINE
+    )
+
+
 def test_documents_name_no_machine():
     code = [path for folder in ("bench", "src", "tests") for path in (ROOT / folder).rglob("*.py")]
     for page in [*project_files(), *PAGES, *code]:

@@ -92,6 +92,17 @@ def test_a_line_per_validation_with_aligned_numbers_and_a_curve_at_the_end(summa
     assert second == "eval loss   █▄▂▁  0.3333 to 0.04167"
 
 
+def test_small_and_large_numbers_do_not_move_the_columns(summary):
+    out = io.StringIO()
+    bar = ProgressBar(4, file=out, lines=True)
+    for step, loss in enumerate([12345.678, 0.0095694, 0.00037432, 0.0000374], start=1):
+        checkpoint = summary(step, train={"loss": loss}, eval={"loss": 0.5})
+        bar(dataclasses.replace(checkpoint, n_completed_steps=0))
+    lines = out.getvalue().splitlines()[:4]
+    assert len({line.index("eval loss") for line in lines}) == 1
+    assert [line.split()[4] for line in lines] == ["12346", "0.00957", "0.00037", "3.7e-05"]
+
+
 def test_the_bar_has_examples_and_the_validation(summary, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")

@@ -152,41 +152,29 @@ def make_train_step(
         inputs = objective.merge_carry(state.variables, state.carry), batch, rng
         scale = loss_scale.scale_of(state) if precision == "fp16" else None
         value, grads, variables, means = value_and_grad(state.params, *inputs, scale)
+        shaped = gradients.shape_gradients(grads, rng, clip_norm=clip_norm, noise=grad_noise)
         params, opt_state = _update(
-            tx,
-            state,
-            gradients.shape_gradients(grads, rng, clip_norm=clip_norm, noise=grad_noise),
-            value,
-            lambda params: value_alone(params, *inputs),
+            tx, state, shaped, value, lambda params: value_alone(params, *inputs)
         )
-        variables, carry = objective.split_carry(variables)
-        new = state.replace(
-            step=state.step + 1,
-            params=params,
-            variables=variables,
-            opt_state=opt_state,
-            average=average.updated_average(state.average, params, ema, opt_state),
-            carry=carry,
-            sums=_add_metrics(state.sums, means),
-        )
+        new = _advance(state, params, opt_state, variables, means, ema)
         are_finite = trees.are_finite(grads)
         if scale is not None:
             new, are_finite = loss_scale.skip_overflow(state, new, value, are_finite)
-        params = new.params
+        output = StepOutput(
+            loss=value,
+            gradients_l2norm=trees.global_norm(grads),
+            weights_l2norm=trees.global_norm(new.params),
+            grads=grads if keep_grads else None,
+        )
         new = nonfinite.select_finite(
             state,
             new,
             value=value,
             grads=are_finite,
-            params=trees.are_finite(params),
+            params=trees.are_finite(new.params),
             on_nan=on_nan,
         )
-        return new, StepOutput(
-            loss=value,
-            gradients_l2norm=trees.global_norm(grads),
-            weights_l2norm=trees.global_norm(params),
-            grads=grads if keep_grads else None,
-        )
+        return new, output
 
     return step
 
@@ -205,6 +193,27 @@ def _update(
     params = trees.shard_like(state.params, optax.apply_updates(state.params, updates))
     opt_state = cast_like(state.opt_state, opt_state, "optimizer state")
     return params, trees.shard_like(state.opt_state, opt_state)
+
+
+def _advance(
+    state: TrainState,
+    params: PyTree,
+    opt_state: PyTree,
+    variables: Variables,
+    means: Mapping[str, metrics.Mean],
+    ema: float | None,
+) -> TrainState:
+    """Returns the state after one more step, before any check for NaN or Inf."""
+    variables, carry = objective.split_carry(variables)
+    return state.replace(
+        step=state.step + 1,
+        params=params,
+        variables=variables,
+        opt_state=opt_state,
+        average=average.updated_average(state.average, params, ema, opt_state),
+        carry=carry,
+        sums=_add_metrics(state.sums, means),
+    )
 
 
 def scan_steps(step: Step) -> Step:

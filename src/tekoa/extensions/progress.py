@@ -136,7 +136,7 @@ class ProgressBar:
 
     def _aligned(self, step: int, values: dict[str, float]) -> str:
         """Returns one line; numbers are as wide in all lines."""
-        numbers = {name: f"{x:.4g}" for name, x in values.items()}
+        numbers = {name: short_number(x, _NUMBER_WIDTH) for name, x in values.items()}
         self._number_width = max([self._number_width, *map(len, numbers.values())])
         texts = (f"{name} {text:<{self._number_width}}" for name, text in numbers.items())
         return f"step {self._step_text(step)}  {'  '.join(texts)}"
@@ -239,6 +239,20 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((x - low) * scale)] if math.isfinite(x) else " " for x in means)
+
+
+def short_number(x: float, width: int) -> str:
+    """Returns a number with at most four significant digits, in `width` characters and a sign.
+
+    >>> [short_number(x, 7) for x in (2.30259, 0.035854, 0.0095694, 0.0000374, 123456.7)]
+    ['2.303', '0.03585', '0.00957', '3.7e-05', '123457']
+    """
+    text = f"{x:.4g}"
+    if len(text.removeprefix("-")) <= width:
+        return text
+    shorter = f"{x:.{width - 2}f}" if abs(x) < 1 else f"{x:.0f}"
+    is_close = abs(x) >= 10 ** (3 - width) and len(shorter.removeprefix("-")) <= width
+    return shorter if is_close else f"{x:.1e}"
 
 
 def _values(checkpoint: Checkpoint) -> dict[str, float]:

@@ -2,16 +2,14 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tekoa.extensions import best_files, early_stop, metrics_file, monitor, progress, serial
-from tekoa.extensions import tensorboard as tensorboard_lib
+from tekoa.extensions import best_files, early_stop, monitor, serial
 from tekoa.extensions.early_stop import Stopping
 from tekoa.fitting import metric_names
-from tekoa.fitting.inputs import Dataset
+from tekoa.fitting.data.dataset import Dataset
 from tekoa.loop.checkpoint import Checkpoint
 from tekoa.loop.train import TrainLoop
 
@@ -43,6 +41,7 @@ class Checks:
         metrics: The metrics of validation, by name.
         loss: The loss of training.
         sets: The validation data by name; a single data set has the name "".
+        batch_size: Rows per batch.
         every: The number of checks between two validations, by the name of the data set.
         best: The metric by which the best checkpoint is kept, and its mode.
         patience: As for `fit`.
@@ -52,6 +51,7 @@ class Checks:
     loss: Callable[..., Any] | None
     metrics: dict[str, Callable[..., Any]]
     sets: Mapping[str, Dataset]
+    batch_size: int
     every: Mapping[str, int]
     best: Best | None
     patience: int | None
@@ -64,6 +64,7 @@ class Checks:
         metrics: Any,
         sets: Mapping[str, Dataset],
         *,
+        batch_size: int,
         validate_every: int | Mapping[str, int],
         best: str | Best | None,
         patience: int | None,
@@ -93,6 +94,7 @@ class Checks:
             loss=loss,
             metrics=functions,
             sets=sets,
+            batch_size=batch_size,
             every=_intervals(validate_every, sets),
             best=best,
             patience=patience,
@@ -110,18 +112,18 @@ class Checks:
             names = ["/".join(filter(None, (x, y))) for x in self.sets for y in self.metrics]
             raise ValueError(f"{argument}={name!r} is not one of the metrics {', '.join(names)}.")
 
-    def batches(self, batch_size: int) -> dict[str, Iterable[Any]]:
-        """Returns the validation batches by the name of the data set."""
-        return {name: data.eval_batches(batch_size) for name, data in self.sets.items()}
+    @property
+    def batches(self) -> dict[str, Iterable[Any]]:
+        """The validation batches by the name of the data set."""
+        return {name: data.eval_batches(self.batch_size) for name, data in self.sets.items()}
 
     def stoppings(
-        self, loop: TrainLoop, directory: str | os.PathLike[str] | None
+        self, loop: TrainLoop, directory: pathlib.Path | None
     ) -> list[tuple[str, Stopping]]:
         """Returns what may end training early, as of the step that the loop resumes from.
 
         Each with the name of the data set whose metric it reads.
         """
-        path = None if directory is None else pathlib.Path(directory)
         stoppings: list[tuple[str, Stopping]] = []
         if self.patience is not None and self.best is not None:
             name, mode = self.best
@@ -132,7 +134,7 @@ class Checks:
                 mode=mode,
                 group=group,
                 stop=loop.stop,
-                path=path and path / "early_stop.json",
+                path=directory and directory / "early_stop.json",
             )
             stoppings.append((data_set, early))
         if self.stop_when is not None:
@@ -142,58 +144,45 @@ class Checks:
                 f"{metric}{comparison}{bound!r}",
                 group=group,
                 stop=loop.stop,
-                path=path and path / "stop_when.json",
+                path=directory and directory / "stop_when.json",
             )
             stoppings.append((data_set, reached))
         for _, stopping in stoppings:
             stopping.resume(loop.step)
         return stoppings
 
-    def stages(
-        self,
-        loop: TrainLoop,
-        stoppings: Sequence[tuple[str, Stopping]],
-        directory: str | os.PathLike[str] | None,
-        batch_size: int,
-        show_progress: bool,
-        watch: monitor.Monitor,
-        callbacks: Sequence[serial.Stage],
-        stack: contextlib.ExitStack,
-    ) -> tuple[Callable[[], list[dict[str, Any]]], list[serial.Stage]]:
-        """Returns a function that returns the rows of the history, and the stages."""
-        stages: list[Any] = []
-        for name, batches in self.batches(batch_size).items() if self.metrics else ():
+    def validations(self, loop: TrainLoop, watch: monitor.Monitor) -> list[serial.Stage]:
+        """Returns the stages that validate, one for each data set."""
+        stages = []
+        for name, batches in self.batches.items() if self.metrics else ():
             label = "/".join(filter(None, (_GROUP, name)))
             evaluate = loop.evaluation(self.metrics, batches, label=label, stop_flag=loop.stop_flag)
-            stages.append(self._when_due(loop, name, watch.timed("validation", evaluate)))
-        stages.append(watch)
-        if show_progress:
-            bar = progress.ProgressBar(loop.n_steps, lines=True)
-            loop.before_dispatch = bar.advance
-            stages.append(stack.enter_context(contextlib.closing(bar)))
-        stages += callbacks
-        stopping = [self._when_due(loop, name, stage) for name, stage in stoppings]
-        if directory is None:
-            rows: list[dict[str, Any]] = []
-            return lambda: rows, [*stages, *stopping, _collect(rows)]
-        path = pathlib.Path(directory)
-        file = metrics_file.MetricsFile(path / metrics_file.FILE_NAME)
-        closing: list[Any] = [file, tensorboard_lib.TensorBoardWriter(path / "train")]
-        for writer in closing:
-            writer.discard_after(loop.step)
-        stages += [stack.enter_context(contextlib.closing(stage)) for stage in closing]
-        if self.best is not None and self.metrics:
-            name, mode = self.best
-            data_set, group, metric = _parts(name)
-            best = best_files.BestFileWriter(
-                path, metric, mode=mode, group=group, stdout=show_progress
-            )
-            stack.enter_context(contextlib.closing(best))
-            stages.append(self._when_due(loop, data_set, best))
-        return lambda: file.rows, [*stages, *stopping]
+            stages.append((name, watch.timed("validation", evaluate)))
+        return self.when_due(loop, stages)
 
-    def _when_due(self, loop: TrainLoop, data_set: str, stage: serial.Stage) -> serial.Stage:
-        return serial.when(_Due(loop, self.every[data_set]), stage)
+    def best_writers(
+        self,
+        loop: TrainLoop,
+        directory: pathlib.Path | None,
+        show_progress: bool,
+        stack: contextlib.ExitStack,
+    ) -> list[serial.Stage]:
+        """Returns the stage that keeps the best checkpoint, if there is one."""
+        if directory is None or self.best is None or not self.metrics:
+            return []
+        name, mode = self.best
+        data_set, group, metric = _parts(name)
+        writer = best_files.BestFileWriter(
+            directory, metric, mode=mode, group=group, stdout=show_progress
+        )
+        stack.enter_context(contextlib.closing(writer))
+        return self.when_due(loop, [(data_set, writer)])
+
+    def when_due(
+        self, loop: TrainLoop, stages: Iterable[tuple[str, serial.Stage]]
+    ) -> list[serial.Stage]:
+        """Returns stages that run only when the data set that each is named with is validated."""
+        return [serial.when(_Due(loop, self.every[name]), stage) for name, stage in stages]
 
 
 def _intervals(every: int | Mapping[str, int], sets: Mapping[str, Any]) -> dict[str, int]:
@@ -217,14 +206,6 @@ def _parts(name: str) -> tuple[str, str, str]:
     """
     data_set, _, metric = name.rpartition("/")
     return data_set, "/".join(filter(None, (_GROUP, data_set))), metric
-
-
-def _collect(rows: list[dict[str, Any]]) -> serial.Stage:
-    def collect(checkpoint: Any) -> Any:
-        rows.append(metrics_file.row_of(checkpoint))
-        return checkpoint
-
-    return collect
 
 
 def _loss_alone(loss: Callable[..., Any]) -> Callable[..., Any]:

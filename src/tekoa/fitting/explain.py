@@ -15,7 +15,7 @@ from tekoa.core import messages, nonfinite, trees
 from tekoa.core.model import run_model
 from tekoa.data import ChangedDataError
 from tekoa.fitting import loss_names
-from tekoa.fitting.inputs import Dataset
+from tekoa.fitting.data.dataset import Dataset
 from tekoa.loop.train import TrainLoop
 from tekoa.store.errors import MismatchError
 

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,9 +15,10 @@ from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.extensions import checkpoint_files
 from tekoa.fitting import explain, metric_names
-from tekoa.fitting import inputs as data_lib
+from tekoa.fitting.checks import Checks
+from tekoa.fitting.data import forms
+from tekoa.fitting.data.dataset import Dataset, Names, check_images, check_rank
 from tekoa.fitting.history import History
-from tekoa.fitting.inputs import Dataset
 from tekoa.loop.predict import predictions
 from tekoa.loop.train import TrainLoop
 
@@ -29,26 +30,20 @@ class FitResult:
     Attributes:
         loop: The loop that trained it; iterate over `loop.until(n)` to train further.
         original: The model that was passed to `fit`.
-        loss: The loss function, or None if the model returns the loss.
         history: The metrics of every checkpoint.
-        metrics: The metrics of the validation, by name.
+        checks: The loss, the metrics and the validation data.
         data: The form of the training data.
-        batch_size: Rows per batch.
         directory: The directory of the run, or None.
         is_complete: Whether training has reached its end; False after Ctrl-C.
-        validation: The batches of the validation data, by name; a single data set has the name "".
     """
 
     loop: TrainLoop
     original: Any
-    loss: Callable[..., Any] | None
     history: History
-    metrics: Mapping[str, Callable[..., Any]]
+    checks: Checks
     data: Dataset
-    batch_size: int
     directory: pathlib.Path | None
     is_complete: bool
-    validation: Mapping[str, Iterable[Any]]
 
     def __repr__(self) -> str:
         state = "" if self.is_complete else ", stopped before the end"
@@ -97,13 +92,13 @@ class FitResult:
         Raises:
             ValueError: If there is neither data nor validation data, or no metric.
         """
-        functions = self.metrics
+        functions = self.checks.metrics
         if metrics is not None:
-            functions = metric_names.find_metrics(metrics, self.loss)
-        dataset, sets = self.data, self.validation
+            functions = metric_names.find_metrics(metrics, self.checks.loss)
+        dataset, sets = self.data, self.checks.batches
         if data is not None:
             dataset = self._dataset(data, self.data.targets)
-            sets = {"": dataset.eval_batches(self.batch_size)}
+            sets = {"": dataset.eval_batches(self.checks.batch_size)}
         if not sets:
             raise ValueError("There is no validation data: pass evaluate(data).")
         checkpoint = self.loop.checkpoint()
@@ -126,7 +121,7 @@ class FitResult:
         outputs = predictions(
             self.loop.model_fns,
             self.state,
-            dataset.eval_batches(self.batch_size),
+            dataset.eval_batches(self.checks.batch_size),
             split=dataset.split,
             layout=self.loop.layout,
         )
@@ -134,16 +129,16 @@ class FitResult:
             parts = [jax.device_get(part) for part in outputs]
         return jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
 
-    def _dataset(self, data: Any, targets: data_lib.Names | None) -> Dataset:
-        is_named = self.data.inputs is not None and not data_lib.is_arrays(data)
+    def _dataset(self, data: Any, targets: Names | None) -> Dataset:
+        is_named = self.data.inputs is not None and not forms.is_arrays(data)
         if not is_named:
-            dataset = data_lib.as_dataset(data, classes=self.data.classes)
-            data_lib.check_rank(self.data, dataset)
+            dataset = forms.as_dataset(data, classes=self.data.classes)
+            check_rank(self.data, dataset)
             return dataset
-        dataset = data_lib.as_dataset(
+        dataset = forms.as_dataset(
             data, inputs=self.data.inputs, targets=targets, classes=self.data.classes
         )
-        data_lib.check_images(self.data, dataset)
+        check_images(self.data, dataset)
         return dataset
 
     def save(self, directory: str | os.PathLike[str]) -> None:

@@ -3,7 +3,7 @@ import pytest
 
 from tekoa import DataError
 from tekoa.data import as_source
-from tekoa.fitting import classes, inputs
+from tekoa.fitting.data import classes, forms
 
 
 def test_fields_of_text_are_numbered_in_alphabetical_order():
@@ -14,21 +14,21 @@ def test_fields_of_text_are_numbered_in_alphabetical_order():
 
 def test_arrays_of_text_are_numbered_too():
     x, names = np.zeros((3, 2), np.float32), np.array(["oak", "ash", "elm"])
-    dataset = inputs.as_dataset((x, names))
+    dataset = forms.as_dataset((x, names))
     assert dataset.classes == ["ash", "elm", "oak"]
     (_, (targets,)) = dataset.split(next(iter(dataset.eval_batches(3))))
     np.testing.assert_array_equal(targets, [2, 0, 1])
     with pytest.raises(DataError, match="has the classes fir, which the training data does not"):
-        inputs.as_dataset((x, np.array(["fir", "ash", "elm"])), classes=dataset.classes)
+        forms.as_dataset((x, np.array(["fir", "ash", "elm"])), classes=dataset.classes)
 
 
 def test_text_targets_become_class_numbers(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("size,kind\n1,pear\n2,apple\n3,pear\n4,fig\n")
-    dataset = inputs.as_dataset(str(path), targets="kind")
+    dataset = forms.as_dataset(str(path), targets="kind")
     assert dataset.classes == ["apple", "fig", "pear"]
     (_, (targets,)) = dataset.split(next(iter(dataset.eval_batches(4))))
     np.testing.assert_array_equal(targets, [2, 0, 2, 1])
     other = {"size": np.ones(1), "kind": np.array(["plum"], object)}
     with pytest.raises(DataError, match="classes plum, which the training data does not have"):
-        inputs.as_dataset(other, targets="kind", classes=dataset.classes)
+        forms.as_dataset(other, targets="kind", classes=dataset.classes)

@@ -1,0 +1,177 @@
+"""Converts data in any form that users have to a `Dataset`."""
+
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tekoa.core import batch as batch_lib
+from tekoa.core import messages
+from tekoa.data import DataError, Source, as_source
+from tekoa.data.readers import huggingface
+from tekoa.fitting.data.classes import encode_classes
+from tekoa.fitting.data.dataset import Dataset, Names, as_names
+
+# Fields that are inputs and targets if nothing else is said.
+_USUAL_PAIRS = (("image", "label"), ("x", "y"), ("inputs", "targets"))
+
+
+def as_dataset(
+    data: Any,
+    *,
+    inputs: Names | None = None,
+    targets: Names | None = None,
+    classes: Sequence[str] | None = None,
+) -> Dataset:
+    """Converts the data of `fit` to a `Dataset`.
+
+    Args:
+        data: See `fit`.
+        inputs: Names of the input fields.
+        targets: Names of the target fields.
+        classes: Names of the classes if the targets are text; found in the data by default.
+
+    Raises:
+        TypeError: If the data has no usable form.
+        DataError: If a field does not exist.
+    """
+    if is_arrays(data):
+        data = data if isinstance(data, tuple) else (data, ())
+        return _dataset_of_arrays(data, inputs, targets, classes)
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # A DataFrame.
+        data = {str(name): np.asarray(data[name]) for name in data.columns}
+    if _has_examples(data):
+        return _dataset_of_fields(as_source(data), inputs, targets, classes)
+    if isinstance(data, (tuple, list)) and _starts_with_number(data):
+        raise TypeError(
+            "Lists are ready batches. Pass rows of numbers as arrays: (np.asarray(x), "
+            "np.asarray(y))."
+        )
+    if not isinstance(data, Iterable):
+        raise TypeError(
+            f"data must be arrays, a pattern, a Source or an iterable of batches, got "
+            f"{type(data).__name__}: {data!r:.60}"
+        )
+    split = batch_lib.split_batch
+    if inputs is not None or targets is not None:
+        split = _named_split(inputs, targets)
+    return Dataset(ready=data, split=split, inputs=inputs, targets=targets)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array with at least one axis."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0
+
+
+def _starts_with_number(data: Any) -> bool:
+    return isinstance(next(iter(jax.tree.leaves(data)), None), int | float)
+
+
+def is_arrays(data: Any) -> bool:
+    """Whether data is an array of inputs, or (inputs, targets), each an array or a tree of them."""
+    if not isinstance(data, tuple):
+        return is_array(data)
+    leaves = jax.tree.leaves(data)
+    return len(data) == 2 and bool(leaves) and all(map(is_array, leaves))
+
+
+def _has_examples(data: Any) -> bool:
+    """Whether the data consists of examples, so that batches must be formed."""
+    if isinstance(data, (Source, str, pathlib.Path, Mapping)) or hasattr(data, "as_numpy_iterator"):
+        return True
+    if huggingface.is_dataset(data):
+        return True
+    if isinstance(data, (list, tuple)):
+        return bool(data) and all(isinstance(item, (str, pathlib.Path)) for item in data)
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def _dataset_of_arrays(
+    pair: Any, inputs: Names | None, targets: Names | None, classes: Sequence[str] | None
+) -> Dataset:
+    if inputs is not None or targets is not None:
+        raise ValueError("inputs= and targets= name fields, but the data is a pair of arrays.")
+    structure = jax.tree.structure(pair)
+
+    def split(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return batch_lib.split_batch(structure.unflatten([batch[k] for k in sorted(batch)]))
+
+    fields = {}
+    for name, part in zip(("inputs", "targets"), map(jax.tree.leaves, pair), strict=True):
+        # In the order of the leaves, also after sorting.
+        fields |= {name if len(part) == 1 else f"{name} {i:03d}": x for i, x in enumerate(part)}
+    source, classes = encode_classes(as_source(fields), "targets", classes)
+    _ = source.info  # Reads an example: unknown classes are reported now.
+    return Dataset(source=source, split=split, classes=classes)
+
+
+def _dataset_of_fields(
+    source: Source, inputs: Names | None, targets: Names | None, classes: Sequence[str] | None
+) -> Dataset:
+    dtypes = source.info.dtypes
+    names = set(dtypes)
+    if not names or all(name.isdigit() for name in names):  # Examples are tuples.
+        return Dataset(source=source)
+    if inputs is None and targets is None:
+        pair = next((pair for pair in _USUAL_PAIRS if names.issuperset(pair)), None)
+        if pair is None and (text := [n for n, dtype in dtypes.items() if dtype.kind in "OUS"]):
+            raise DataError(
+                f"The data has the fields {', '.join(dtypes)}, of which {', '.join(text)} hold "
+                f"text. Name the one to predict, such as targets={text[0]!r}."
+            )
+        if pair is None:
+            return Dataset(source=source)
+        inputs, targets = pair
+    _check_names(inputs, targets, dtypes)
+    source, classes = encode_classes(source, targets, classes)
+    _ = source.info  # Reads an example: unknown classes are reported now.
+    if inputs is None:
+        used = {targets} if isinstance(targets, str) else set(targets or ())
+        inputs = [
+            name for name, dtype in dtypes.items() if name not in used and dtype.kind in "biuf"
+        ]
+        if text := sorted(names - used - set(inputs)):
+            raise DataError(
+                f"The fields {text} hold text and cannot be inputs. Pass inputs=, with the names "
+                "of the fields to use."
+            )
+    split = _named_split(inputs, targets)
+    return Dataset(source=source, split=split, inputs=inputs, targets=targets, classes=classes)
+
+
+def _check_names(inputs: Names | None, targets: Names | None, fields: Iterable[str]) -> None:
+    for name in (*as_names(inputs), *as_names(targets)):
+        if name not in fields:
+            raise DataError(
+                f"The data has no field {name!r}.{messages.did_you_mean(name, fields)} It has "
+                f"{', '.join(fields)}."
+            )
+
+
+def _named_split(
+    inputs: Names | None, targets: Names | None
+) -> Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Returns a split of dict batches by the names of fields."""
+
+    def split(batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        chosen_inputs = inputs
+        if chosen_inputs is None:
+            chosen_inputs = [name for name in batch if name not in as_names(targets)]
+        return _select(batch, chosen_inputs), _select(batch, targets)
+
+    return split
+
+
+def _select(batch: Any, names: Names | None) -> tuple[Any, ...]:
+    """Returns the named fields; several fields of one number per row become one matrix."""
+    if names is None:
+        return ()
+    if isinstance(names, str):
+        return (batch[names],)
+    fields = tuple(batch[name] for name in names)
+    if len(fields) > 1 and all(field.ndim == 1 for field in fields):
+        stack = np.stack if isinstance(fields[0], np.ndarray) else jax.numpy.stack
+        return (stack([field.astype(np.float32) for field in fields], axis=1),)
+    return fields
