@@ -1,6 +1,7 @@
 import equinox as eqx
 import jax
 import numpy as np
+import pytest
 
 from tekoa.bridges import equinox as bridge
 from tekoa.core import trees
@@ -40,6 +41,19 @@ def test_a_module_is_vmapped_over_the_batch():
     outputs, _ = fns.apply(params, variables, (X,), rng=RNG, train=True)
     np.testing.assert_allclose(outputs[5], module(X[5]), rtol=1e-5, atol=1e-6)
     assert "layers/0/weight" in trees.flatten_named(params)
+
+
+def test_a_module_for_batches_is_told_that_it_receives_rows():
+    class Batched(eqx.Module):
+        out: eqx.nn.Linear
+
+        def __call__(self, x):
+            return jax.vmap(self.out)(x)
+
+    fns = bridge.model_fns(Batched(eqx.nn.Linear(8, 3, key=RNG)))
+    with pytest.raises(ValueError, match=r"ndim|rank|vmap") as error:
+        fns.apply(*fns.init(RNG, (X,)), (X,), rng=RNG, train=True)
+    assert "called with one row" in error.value.__notes__[-1]
 
 
 def test_statistics_change_in_training_only(train):

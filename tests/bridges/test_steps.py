@@ -19,7 +19,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), classic.sgd(0.1)], ids=["optax", "triple"])
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), classic.sgd(0.1), "sgd"])
 def test_a_module_goes_into_every_step(make, optimizer):
     model = make()
     loss = lambda out, y: jnp.mean((out[:, 0] - y) ** 2)
@@ -36,3 +36,8 @@ def test_a_module_goes_into_every_step(make, optimizer):
     expected = float(loss(outputs, X.sum(1)))
     assert float(means["loss"].compute()) == pytest.approx(expected, rel=1e-6)
     assert expected < losses[2]
+
+
+def test_an_optimizer_that_depends_on_the_model_is_refused():
+    with pytest.raises(ValueError, match=r"'auto' depends on the model.*Pass the name to fit"):
+        tekoa.make_train_step(nn.Dense(1), None, "auto")

@@ -57,6 +57,8 @@ def test_metrics_of_yes_or_no_are_those_of_scikit_learn(name, expected):
 
 def test_the_area_under_the_curve_is_within_a_bin_of_scikit_learns():
     assert measure("auc", SCORES, YES) == pytest.approx(sk.roc_auc_score(YES, SCORES), abs=1e-3)
+    two = np.stack([1 - SCORES / 2, 1 + SCORES / 2], axis=1)  # The logits of no and yes.
+    assert measure("auc", two, YES) == pytest.approx(measure("auc", SCORES, YES), abs=1e-6)
     assert measure("auc", SCORES[:1], np.ones(1), sizes=(1,)) != measure("auc", SCORES, YES)
 
 

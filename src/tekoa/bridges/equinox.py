@@ -3,8 +3,10 @@
 An Equinox module is written for a single example, so it is vmapped over the batch.
 """
 
+import contextlib
 import importlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -60,12 +62,26 @@ def model_fns(module: Any) -> ModelFns:
         live = merge(params, variables, train)
         n_rows = batches.n_rows(inputs)
         keys = {"key": jax.random.split(rng, n_rows)} if accepts_key and train else {}
-        if state is None:
-            return jax.vmap(lambda xs, kw: live(*xs, **kw), axis_name=AXIS)(inputs, keys), {}
-        live, live_state = live
-        outputs, live_state = jax.vmap(
-            lambda xs, kw: live(*xs, live_state, **kw), axis_name=AXIS, out_axes=(0, None)
-        )(inputs, keys)
+        with _explained_rows():
+            if state is None:
+                return jax.vmap(lambda xs, kw: live(*xs, **kw), axis_name=AXIS)(inputs, keys), {}
+            live, live_state = live
+            outputs, live_state = jax.vmap(
+                lambda xs, kw: live(*xs, live_state, **kw), axis_name=AXIS, out_axes=(0, None)
+            )(inputs, keys)
         return outputs, {"state": jax.tree.leaves(live_state)} if train else {}
 
     return ModelFns(init=init_fn, apply=apply_fn, merge=merge, native=native)
+
+
+@contextlib.contextmanager
+def _explained_rows() -> Iterator[None]:
+    """Adds to an error of a module that it receives one row, and not the batch."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            "An Equinox module is called with one row, without the batch axis: Tekoa applies "
+            "jax.vmap. Write it for a single example, or pass functions as the model."
+        )
+        raise

@@ -13,9 +13,12 @@ from tekoa.bridges import any_model, optimizers
 from tekoa.core import step as steps
 from tekoa.core.model import ModelFns
 from tekoa.core.state import TrainState
+from tekoa.optim import named
 
 
 def _transformation(optimizer: Any, fns: ModelFns) -> Any:
+    if isinstance(optimizer, str):
+        optimizer = named.without_model(optimizer)
     return optimizers.accepting_native(optimizers.as_transformation(optimizer), fns.native)
 
 

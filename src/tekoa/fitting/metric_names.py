@@ -75,10 +75,12 @@ def f1(outputs: jax.Array, targets: jax.Array) -> Totals:
 
 @of_two_arrays
 def auc(logits: jax.Array, targets: jax.Array) -> Totals:
-    """Returns the area under the ROC curve for yes-or-no targets.
+    """Returns the area under the ROC curve for yes-or-no targets; two logits are those of no, yes.
 
     Scores are counted in 4096 bins of the sigmoid, so that the counts add up over batches.
     """
+    if logits.shape == (*targets.shape, 2):
+        logits = logits[..., 1] - logits[..., 0]
     logits, targets = same_shape("auc", logits, targets)
     bins = jnp.clip(jax.nn.sigmoid(logits) * N_AUC_BINS, 0, N_AUC_BINS - 1).astype(jnp.int32)
     is_positive = (targets > 0.5).astype(jnp.float32)

@@ -105,6 +105,23 @@ def as_optimizer(optimizer: optax.GradientTransformation | str) -> optax.Gradien
     return NamedOptimizer(optimizer) if isinstance(optimizer, str) else optimizer
 
 
+def without_model(name: str) -> optax.GradientTransformation:
+    """Creates an optimizer that needs neither the model nor the data.
+
+    Raises:
+        ValueError: If there is no such optimizer, or it is chosen by the scales of a model.
+
+    >>> without_model('sgd').update({'w': 1.0}, without_model('sgd').init({'w': 1.0}))[0]
+    {'w': -0.1}
+    """
+    if name in BY_SCALES:
+        raise ValueError(
+            f"The optimizer {name!r} depends on the model, the data and the number of steps. Pass "
+            "the name to fit or a TrainLoop, or create it: tekoa.auto_for(loss, params, *batch)."
+        )
+    return choose(name, lambda: ScaleTable([]), n_steps=None).optimizer
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
     """An optimizer that was chosen by name."""
