@@ -192,7 +192,7 @@ def _relative(path: pathlib.Path) -> pathlib.Path:
 
 def _tiles(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
     total = facts.record.get("n_steps")
-    yield "steps", f"{facts.step:,}", f"of {total:,}" if total else ""
+    yield "steps", f"{facts.step:,}", f"of {total:,}" if total and total >= facts.step else ""
     charts = sections.metric_charts(facts)
     for name in ("loss", "cost"):
         points = charts.get(name, {}).get("train")
