@@ -1,3 +1,4 @@
+import logging
 import subprocess
 import sys
 
@@ -25,3 +26,12 @@ def test_a_scalar_has_an_empty_shape():
 def test_messages_do_not_import_jax():
     code = "import sys, tekoa.core.messages; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_log_of_a_library_is_hidden_unless_its_level_is_set():
+    log = logging.getLogger("a library that logs its errors")
+    messages.quiet_log(log.name)
+    assert not log.isEnabledFor(logging.ERROR)
+    log.setLevel(logging.DEBUG)
+    messages.quiet_log(log.name)
+    assert log.isEnabledFor(logging.DEBUG)

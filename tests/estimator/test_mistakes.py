@@ -33,6 +33,7 @@ AT_ONCE = {
 }
 
 MISTAKES = {
+    "run in memory": (["train", "mnist", "--model_dir=memory://run"], "ends with it"),
     "page in a bucket": (["page", ".", "--out=s3://bucket/page.html"], "--out: "),
     "page of a bucket": (["page", "gs://bucket"], "a complete bucket"),
     "inspect a bucket": (["inspect", "gs://bucket"], "a complete bucket"),

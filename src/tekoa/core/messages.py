@@ -1,6 +1,7 @@
 """Helpers for the text of messages. Imports no JAX."""
 
 import difflib
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -68,3 +69,10 @@ def array_text(dtype: Any, shape: Iterable[int]) -> str:
     'float32[4,2]'
     """
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def quiet_log(library: str) -> None:
+    """Hides the log of a library that logs what it raises, unless the program set its level."""
+    log = logging.getLogger(library)
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.CRITICAL)

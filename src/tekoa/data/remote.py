@@ -11,6 +11,7 @@ import pathlib
 import tempfile
 from typing import Any
 
+from tekoa.core import messages
 from tekoa.data.readers import files
 from tekoa.data.readers.base import DataError
 
@@ -30,6 +31,7 @@ def fetch(pattern: str) -> list[str]:
         DataError: If it matches nothing, or the store cannot be read.
     """
     fsspec = files.require("fsspec", "cloud", f"Reading {pattern}")
+    messages.quiet_log("gcsfs")
     try:
         store, path = fsspec.core.url_to_fs(pattern)
         # Listings of earlier calls may be out of date.

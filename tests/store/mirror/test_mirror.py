@@ -1,4 +1,3 @@
-import os
 import shutil
 
 import jax
@@ -8,7 +7,7 @@ import pytest
 from flax import nnx
 
 import tekoa
-from tekoa import store
+from tekoa import hosts, store
 from tekoa.store import errors
 from tekoa.store.mirror import mirror, publisher
 from tekoa.store.mirror.objects import Objects
@@ -46,47 +45,6 @@ def test_nothing_at_a_url_is_nothing_on_disk(url):
         store.load(url)
 
 
-def test_a_reader_follows_a_writer(url):
-    with store.mirrored(url) as directory:
-        one = mirror._publishers[url]
-        save(directory, 1)
-        assert one.wait(10)
-        view = mirror.View(url)
-        view.refresh()
-        view.complete()
-        assert store.load(view.directory)["w"].tolist() == [1.0] * 3
-        save(directory, 1, value=5)  # Another history.
-        (directory / "metrics.jsonl").write_text("x")
-        save(directory, 2)
-        shutil.rmtree(directory / "checkpoint_1")
-        save(directory, 3)
-        assert one.wait(10)
-        view.refresh()
-        view.complete()
-        assert store.load(view.directory)["step"] == 3
-        assert sorted(os.listdir(view.directory)) == [
-            "checkpoint_2",
-            "checkpoint_3",
-            "metrics.jsonl",
-        ]
-
-
-def test_a_step_that_is_removed_while_it_is_read_is_no_damage(url, monkeypatch, caplog):
-    """The reader finds objects missing, sees that there is a new head, and follows it."""
-    with store.mirrored(url) as directory:
-        one = mirror._publishers[url]
-        save(directory, 1)
-        assert one.wait(10)
-        view = mirror.View(url)
-        view.refresh()
-        shutil.rmtree(directory / "checkpoint_1")
-        save(directory, 2)
-        assert one.wait(10)
-        view.complete()
-        assert store.load(view.directory)["step"] == 2
-    assert "damaged" not in caplog.text
-
-
 def test_a_directory_of_another_writer_in_the_run_is_read_with_it(url):
     with store.mirrored(url) as directory, store.mirrored(f"{url}/eval") as results:
         assert not results.is_relative_to(directory)
@@ -99,6 +57,13 @@ def test_a_directory_of_another_writer_in_the_run_is_read_with_it(url):
     best = store.fetched(f"{url}/eval/high_accuracy")
     assert store.load(best)["step"] == 1
     assert (best.parents[1] / "run.json").exists()
+
+
+def test_several_processes_have_no_memory_in_common(url, monkeypatch, cache):
+    monkeypatch.setattr(mirror.hosts, "current", lambda: hosts.Hosts(index=0, count=2))
+    with pytest.raises(errors.StoreError, match="2 train together"):
+        store.mirrored(url).__enter__()
+    assert not cache.exists()
 
 
 def test_an_error_inside_is_the_one_that_is_raised(url, caplog, monkeypatch):

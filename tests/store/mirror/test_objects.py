@@ -1,12 +1,11 @@
 import sys
-import threading
 
 import pytest
 
 from tekoa._extras import MissingPackageError
 from tekoa.core.files import PathError
 from tekoa.store import errors
-from tekoa.store.mirror.objects import ABSENT, ConflictError, Objects, clean_url, is_url
+from tekoa.store.mirror.objects import Objects, clean_url, is_url
 
 
 @pytest.mark.parametrize(
@@ -24,36 +23,6 @@ def test_a_url_that_pathlib_shortened_is_the_same():
     assert not is_url("http://bucket/run")
 
 
-def test_a_put_replaces_only_the_version_that_it_names(url):
-    objects = Objects(url)
-    assert objects.read("a") is None
-    first = objects.put("a", b"1", replaces=ABSENT)
-    with pytest.raises(ConflictError):
-        objects.put("a", b"2", replaces=ABSENT)
-    second = objects.put("a", b"2", replaces=first)
-    with pytest.raises(ConflictError):
-        objects.put("a", b"3", replaces=first)
-    assert objects.read("a") == (b"2", second)
-
-
-def test_of_many_writers_one_creates_an_object(url):
-    objects, created = Objects(url), []
-
-    def create(name: str) -> None:
-        try:
-            objects.put("a", name.encode(), replaces=ABSENT)
-            created.append(name)
-        except ConflictError:
-            pass
-
-    threads = [threading.Thread(target=create, args=(str(n),)) for n in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [name.encode() for name in created] == [objects.read("a")[0]]
-
-
 def test_objects_are_uploaded_listed_downloaded_and_deleted(url, tmp_path):
     objects = Objects(url)
     (tmp_path / "big").write_bytes(b"x" * 5000)
@@ -67,6 +36,19 @@ def test_objects_are_uploaded_listed_downloaded_and_deleted(url, tmp_path):
     assert not objects.download_to("files/none", tmp_path / "copy2")
     objects.delete(["files/2/s", "files/none"])
     assert objects.names_in("files") == ["files/1/big"]
+
+
+def test_after_an_error_no_more_objects_are_uploaded(url, monkeypatch):
+    objects, n_tries = Objects(url), []
+
+    def fail(*_, **__):
+        n_tries.append(1)
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(type(objects._store), "pipe_file", fail)
+    with pytest.raises(errors.UnreachableError):
+        objects.upload({f"files/{n}": b"s" for n in range(500)}, lambda: None)
+    assert len(n_tries) < 250
 
 
 def test_errors_of_the_store_name_the_object(url, monkeypatch):

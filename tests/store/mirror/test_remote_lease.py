@@ -5,10 +5,10 @@ import pytest
 
 from tekoa.store import errors
 from tekoa.store.commit import lease
-from tekoa.store.mirror import objects as objects_lib
-from tekoa.store.mirror import remote_lease
-from tekoa.store.mirror.objects import ABSENT, Objects
+from tekoa.store.mirror import remote_lease, versions
+from tekoa.store.mirror.objects import Objects
 from tekoa.store.mirror.remote_lease import NAME, RemoteLease
+from tekoa.store.mirror.versions import ABSENT
 
 
 def write_owner(url, **changes):
@@ -80,6 +80,6 @@ def test_a_store_without_conditions_is_refused(url, monkeypatch):
         self._store.pipe_file(path, data)
         return "1"
 
-    monkeypatch.setattr(objects_lib._Memory, "put", put)
+    monkeypatch.setattr(versions._Memory, "put", put)
     with pytest.raises(errors.StoreError, match="ignores the conditions"):
         RemoteLease(Objects(url))

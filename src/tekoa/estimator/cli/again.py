@@ -45,7 +45,7 @@ def repeat(config: RunConfig) -> RunConfig:
 
 def _print_notes(record: RunRecord) -> None:
     """Prints what may make the result differ from that of the run."""
-    starts = record.starts
+    starts, shown = record.starts, mirror.shown(record.directory)
     changed = [
         after.step
         for before, after in itertools.pairwise(starts)
@@ -54,12 +54,9 @@ def _print_notes(record: RunRecord) -> None:
     ]
     if changed:
         steps = ", ".join(map(str, changed))
-        _print(
-            f"{record.directory} changed its settings at step {steps}: using the last ones from "
-            "the start."
-        )
+        _print(f"{shown} changed its settings at step {steps}: using the last ones from the start.")
     for line in starts[-1].differences():
-        _print(f"Not as in {record.directory}: {line}")
+        _print(f"Not as in {shown}: {line}")
 
 
 def _lasting(start: Start) -> dict[str, Any]:

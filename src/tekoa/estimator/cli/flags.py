@@ -162,7 +162,11 @@ def _check_path(name: str, value: str) -> None:
     """Raises UsageError if the value cannot be used, before anything is imported or created."""
     try:
         if name in _URLS and objects.is_url(value):
-            objects.clean_url(value)
+            if objects.clean_url(value).startswith("memory:"):
+                raise UsageError(
+                    f"--{name}={value}: memory:// is part of this process and ends with it. Use a "
+                    "directory, s3:// or gs://."
+                )
         else:
             files.local_path(value)
     except files.PathError as error:

@@ -70,6 +70,6 @@ def compiled_once() -> Iterator[None]:
 def print_differences(directory: pathlib.Path, lines: Sequence[Any]) -> None:
     """Prints what differs between the record of a run and this machine."""
     if lines:
-        print(f"Not as when {directory} was trained:")
+        print(f"Not as when {mirror.shown(directory)} was trained:")
         for line in lines:
             print(f"  {line}")

@@ -23,6 +23,7 @@ from tekoa.extensions import checkpoint_files, run_record
 from tekoa.loop.checkpoint import Checkpoint
 from tekoa.loop.train import TrainLoop
 from tekoa.store.formats import step as steps
+from tekoa.store.mirror import mirror
 from tekoa.store.read import compare, load
 
 USAGE = "tekoa diff A B"
@@ -195,7 +196,7 @@ def _not_reproduced(a: Replayer, b: Replayer, start: int, last: int) -> RunDiff:
     for replayer in (a, b):
         checkpoint = replayer.run(start, last)
         if last in replayer.stored and replay.difference_from_stored(replayer, checkpoint):
-            wrong.append(str(replayer.directory))
+            wrong.append(mirror.shown(replayer.directory))
     return RunDiff(
         settings=_settings(a, b, last),
         n_equal=start,

@@ -92,8 +92,8 @@ class Start:
             stored = self.directory / run_record.SOURCE_DIR / copy
             if not stored.is_file():
                 raise UsageError(
-                    f"{original} has changed since {self.directory} was trained, and its copy "
-                    f"{stored} is missing. Restore one of the two."
+                    f"{original} has changed since {mirror.shown(self.directory)} was trained, and "
+                    f"its copy {stored} is missing. Restore one of the two."
                 )
             return str(stored)
         return name
@@ -152,7 +152,8 @@ def read_record(directory: str | os.PathLike[str]) -> RunRecord:
     path = directory / run_record.RUN_FILE
     if not path.is_file():
         raise UsageError(
-            f"{directory} has no {run_record.RUN_FILE}: it is not the directory of a run."
+            f"{mirror.shown(directory)} has no {run_record.RUN_FILE}: it is not the "
+            "directory of a run."
         )
     record = run_record.read(path)
     newest = {name: value for name, value in record.items() if name != "starts"}

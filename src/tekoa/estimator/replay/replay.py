@@ -23,6 +23,7 @@ from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
 from tekoa.extensions import checkpoint_files
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 from tekoa.store.formats import step as steps
+from tekoa.store.mirror import mirror
 from tekoa.store.read import compare
 from tekoa.store.read import restore as restore_lib
 
@@ -77,7 +78,8 @@ def run_replay(arguments: Sequence[str]) -> int:
     print(f"Replayed steps {first} to {last}{loss}.")
     if last in replayer.stored:
         difference = difference_from_stored(replayer, checkpoint)
-        print(difference or f"The result has the same bits as {replayer.stored[last]}.")
+        same = f"The result has the same bits as {mirror.shown(replayer.stored[last])}."
+        print(difference or same)
     if parsed.out is not None:
         _save(files.local_path(parsed.out), checkpoint)
     return 0
@@ -111,8 +113,8 @@ def _limits(replayer: Replayer, start: int | None, stop: int | None) -> tuple[in
         start = replayer.nearest(stop - 1) if stop else 0
     if start >= stop:
         raise ReplayError(
-            f"{replayer.directory}: nothing to replay from step {start} to step {stop}. Stored "
-            f"steps: {stored}."
+            f"{mirror.shown(replayer.directory)}: nothing to replay from step {start} to "
+            f"step {stop}. Stored steps: {stored}."
         )
     return start, stop
 

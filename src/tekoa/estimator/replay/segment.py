@@ -187,8 +187,8 @@ class Replayer:
         path = self.stored.get(step)
         if checkpoint is None and path is None and (step or not self.starts_from_scratch):
             raise ReplayError(
-                f"{self.directory}: step {step} is not stored, so that nothing can be replayed "
-                f"from there. Stored steps: {sorted(self.stored)}."
+                f"{mirror.shown(self.directory)}: step {step} is not stored, so that nothing can "
+                f"be replayed from there. Stored steps: {sorted(self.stored)}."
             )
 
         def read(model: Any) -> StateReader:

@@ -30,6 +30,7 @@ from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
 from tekoa.store import errors
 from tekoa.store.commit import manifest
 from tekoa.store.formats import step as steps
+from tekoa.store.mirror import mirror
 
 USAGE = "tekoa verify RUN [--fraction=F] [--seed=N]"
 
@@ -82,8 +83,8 @@ def verify(
         return Verification(segments=[], n_steps=0, faults=damaged, seed=seed)
     if not segments:
         raise ReplayError(
-            f"{replayer.directory}: there is nothing to verify: a segment needs two checkpoints, "
-            f"and the stored steps are {sorted(replayer.stored)}."
+            f"{mirror.shown(replayer.directory)}: there is nothing to verify: a segment needs "
+            f"two checkpoints, and the stored steps are {sorted(replayer.stored)}."
         )
     faults = [*damaged, *_chain_faults(replayer), *_code_faults(replayer)]
     chosen = _choose(segments, fraction, seed)

@@ -35,6 +35,7 @@ from tekoa.estimator.report import page
 from tekoa.extensions import metrics_file
 from tekoa.loop.train import TrainLoop
 from tekoa.store.formats import step as steps
+from tekoa.store.mirror import mirror
 from tekoa.store.read import json_lines, load
 
 USAGE = "tekoa why RUN [--step=N] [--memory] [--page=FILE]"
@@ -166,7 +167,7 @@ def _find_bad(replayer: Replayer) -> TrainLoop | None:
         start = replayer.nearest(max(before - (before == after), 0))
         return _step_to_bad(replayer.loop_at(start), after - start)
     if not stored:
-        raise ReplayError(f"{replayer.directory}: there is no checkpoint.")
+        raise ReplayError(f"{mirror.shown(replayer.directory)}: there is no checkpoint.")
     return _step_to_bad(replayer.loop_at(stored[-1]), _N_STEPS_AFTER)
 
 

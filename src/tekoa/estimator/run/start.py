@@ -21,6 +21,7 @@ from tekoa.loop.task import Restored
 from tekoa.store import errors
 from tekoa.store.commit import paths
 from tekoa.store.formats import step as step_lib
+from tekoa.store.mirror import mirror
 from tekoa.store.read import load
 from tekoa.store.read import restore as restore_lib
 from tekoa.store.store import Store
@@ -227,7 +228,8 @@ def describe_warm_start(path: pathlib.Path, report: Report, *, with_step: bool) 
     n_arrays = n_loaded + len(report.names("missing", "other shape", "other dtype"))
     new = "optimizer and data" if with_step else "optimizer, data and step"
     lines = [
-        f"Warm start from {path}: loaded {n_loaded} of {n_arrays} arrays; {new} start from scratch."
+        f"Warm start from {mirror.shown(path)}: loaded {n_loaded} of {n_arrays} arrays; {new} "
+        "start from scratch."
     ]
     reasons = {
         "not in the checkpoint (initial values kept)": ("missing",),

@@ -1,36 +1,24 @@
 """The objects of a run directory in a store: read, conditional put, upload, list, delete.
 
-Object stores have no rename, but a put of one object is atomic, and it can depend on the version
-of the object that it replaces. This is all that the rest of the folder builds on. fsspec's file
-systems move the bytes; only the conditional put is a request of each store's own.
+fsspec's file systems move the bytes; only the conditional put is a request of each store's own.
 """
 
 import concurrent.futures
 import contextlib
-import hashlib
 import os
 import pathlib
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, cast
 
 from tekoa import _extras
-from tekoa.core import files
+from tekoa.core import files, messages
 from tekoa.store import errors
+from tekoa.store.mirror import versions
 
 SCHEMES = ("gs", "s3", "memory")
-# The version of an object that does not exist.
-ABSENT = ""
 # `pathlib` shortens '//' to '/'.
 _URL = re.compile(rf"({'|'.join(SCHEMES)}):/+([^?*\[\]]+)", re.IGNORECASE)
 _N_PARALLEL = 8
-_memory_lock = threading.Lock()
-T = TypeVar("T")
-
-
-class ConflictError(errors.StoreError):
-    """An object has another version than the one that a put should replace."""
 
 
 def is_url(path: str | os.PathLike[str] | None) -> bool:
@@ -87,10 +75,10 @@ class Objects:
         package = {"s3": "s3fs", "gs": "gcsfs"}.get(scheme)
         if package is not None:
             _extras.require(package, extra="cloud", what=f"Using {self.url}")
+            messages.quiet_log(package)
         with _reported(self.url):
             self._store = fsspec.filesystem(scheme, use_listings_cache=False)
-        self._versioned: _S3 | _Google | _Memory
-        self._versioned = {"s3": _S3, "gs": _Google, "memory": _Memory}[scheme](self._store)
+        self._versions = versions.of_store(scheme, self._store)
         if scheme == "memory":
             self._path = f"/{self._path}"
 
@@ -102,7 +90,7 @@ class Objects:
         """Returns the bytes and the version of a small object; None if it does not exist."""
         with _reported(self.at(name)):
             try:
-                return self._versioned.read(f"{self._path}/{name}")
+                return self._versions.read(f"{self._path}/{name}")
             except FileNotFoundError:
                 return None
 
@@ -112,13 +100,13 @@ class Objects:
         Args:
             name: Its name.
             data: Its bytes.
-            replaces: The version that it replaces; `ABSENT` to create it.
+            replaces: The version that it replaces; `versions.ABSENT` to create it.
 
         Raises:
             ConflictError: If it has another version by now; nothing is changed then.
         """
         with _reported(self.at(name)):
-            return self._versioned.put(f"{self._path}/{name}", data, replaces)
+            return self._versions.put(f"{self._path}/{name}", data, replaces)
 
     def upload(self, sources: dict[str, pathlib.Path | bytes], on_file: Callable[[], None]) -> None:
         """Writes objects from files or bytes, several at once; `on_file` is called after each."""
@@ -132,7 +120,9 @@ class Objects:
                     self._store.put_file(str(source), f"{self._path}/{name}")
             on_file()
 
-        _in_parallel(one, sources.items())
+        with concurrent.futures.ThreadPoolExecutor(_N_PARALLEL, "tekoa-upload") as pool:
+            for _ in pool.map(one, sources.items()):
+                pass  # After the first error, those that wait are not started.
 
     def download(self, name: str) -> bytes | None:
         """Returns the bytes of an object; None if it does not exist."""
@@ -177,12 +167,6 @@ class Objects:
             on_file()
 
 
-def _in_parallel(work: Callable[[T], None], items: Iterable[T]) -> None:
-    with concurrent.futures.ThreadPoolExecutor(_N_PARALLEL, "tekoa-upload") as pool:
-        for future in [pool.submit(work, item) for item in items]:
-            future.result()
-
-
 @contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
     """Turns the errors of a store into ours; each store has its own."""
@@ -196,108 +180,3 @@ def _reported(what: str) -> Iterator[None]:
             f"{what}: {type(error).__name__}: {text.rstrip('.')}. Check the name, the network and "
             "the credentials."
         ) from error
-
-
-class _Memory:
-    """Versions of objects in the memory of this process: digests of their bytes."""
-
-    def __init__(self, store: Any):
-        self._store = store
-
-    def read(self, path: str) -> tuple[bytes, str]:
-        data = self._store.cat_file(path)
-        return data, hashlib.sha256(data).hexdigest()
-
-    def put(self, path: str, data: bytes, replaces: str) -> str:
-        with _memory_lock:
-            try:
-                version = self.read(path)[1]
-            except FileNotFoundError:
-                version = ABSENT
-            if version != replaces:
-                raise ConflictError(f"memory:/{path} was changed by another writer.")
-            self._store.pipe_file(path, data)
-            return hashlib.sha256(data).hexdigest()
-
-
-class _S3:
-    """Versions of objects in S3 and compatible stores: entity tags."""
-
-    def __init__(self, store: Any):
-        self._store = store
-
-    def read(self, path: str) -> tuple[bytes, str]:
-        from fsspec import asyn
-
-        bucket, _, key = path.partition("/")
-
-        async def get() -> tuple[bytes, str]:
-            answer = await self._store._call_s3("get_object", Bucket=bucket, Key=key)
-            async with answer["Body"] as body:
-                return await body.read(), answer["ETag"]
-
-        return cast(tuple[bytes, str], asyn.sync(self._store.loop, get))
-
-    def put(self, path: str, data: bytes, replaces: str) -> str:
-        bucket, _, key = path.partition("/")
-        condition = {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
-        try:
-            answer = self._store.call_s3(
-                "put_object", Bucket=bucket, Key=key, Body=data, **condition
-            )
-        except Exception as error:
-            if _s3_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412"):
-                raise ConflictError(f"s3://{path} was changed by another writer.") from None
-            if replaces and isinstance(error, FileNotFoundError):
-                raise ConflictError(f"s3://{path} was deleted.") from None
-            raise
-        return answer["ETag"]
-
-
-def _s3_code(error: BaseException) -> str:
-    """Returns the code of an answer of S3; s3fs translates it to errors of Python."""
-    cause: BaseException | None = error
-    while cause is not None:
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-        cause = cause.__cause__
-    return ""
-
-
-class _Google:
-    """Versions of objects in Google Cloud Storage: generation numbers."""
-
-    def __init__(self, store: Any):
-        self._store = store
-
-    def read(self, path: str) -> tuple[bytes, str]:
-        bucket, _, key = path.partition("/")
-        while True:
-            info = self._store.call("GET", "b/{}/o/{}", bucket, key, json_out=True)
-            version = str(info["generation"])
-            try:
-                _, data = self._store.call(
-                    "GET", "b/{}/o/{}", bucket, key, alt="media", generation=version
-                )
-            except FileNotFoundError:
-                continue  # Replaced in between: without versioning the old bytes are gone.
-            return bytes(data), version
-
-    def put(self, path: str, data: bytes, replaces: str) -> str:
-        bucket, _, key = path.partition("/")
-        try:
-            info = self._store.call(
-                "POST",
-                f"{self._store._location}/upload/storage/v1/b/{bucket}/o",
-                uploadType="media",
-                name=key,
-                ifGenerationMatch=replaces or "0",
-                data=data,
-                json_out=True,
-            )
-        except Exception as error:
-            if str(getattr(error, "code", "")) == "412":
-                raise ConflictError(f"gs://{path} was changed by another writer.") from None
-            raise
-        return str(info["generation"])

@@ -23,8 +23,9 @@ from tekoa.store.mirror import fetch, registry, work_dirs
 from tekoa.store.mirror import head as head_lib
 from tekoa.store.mirror import snapshot as snapshot_lib
 from tekoa.store.mirror.head import Files, Head
-from tekoa.store.mirror.objects import ABSENT, ConflictError, Objects
+from tekoa.store.mirror.objects import Objects
 from tekoa.store.mirror.remote_lease import RemoteLease
+from tekoa.store.mirror.versions import ABSENT, ConflictError
 
 RETRY_SECONDS = 2.0
 _MAX_RETRY_SECONDS = 30.0
@@ -63,7 +64,6 @@ class Publisher:
             # Objects that a head before the present one names, or none yet.
             self._written: set[str] = set()
             self._is_swept = False
-            self._pending: Head | None = None
             self._match_head()
         except BaseException:
             self._lease.release()
@@ -158,7 +158,8 @@ class Publisher:
         stored = [path for path in self._head.files if head_lib.step_of(path) in steps]
         if not all((self.directory / path).exists() for path in stored):
             fetch.report(fetch.fetch_newest(self._objects, self._head, self.directory))
-        self._write_ids(self._head.id)
+        self._ids = [self._head.id]
+        self._write_ids()
 
     def _remove_others(self) -> None:
         """Removes the files of an earlier working copy that are not in the head."""
@@ -186,9 +187,10 @@ class Publisher:
             return []
         return ids if isinstance(ids, list) else []
 
-    def _write_ids(self, *ids: str) -> None:
+    def _write_ids(self) -> None:
+        """Records the heads that may be in the store and are no later than the working copy."""
         self._state.parent.mkdir(parents=True, exist_ok=True)
-        durable.replace(self._state, json.dumps({"url": self.url, "ids": ids}).encode())
+        durable.replace(self._state, json.dumps({"url": self.url, "ids": self._ids}).encode())
 
     def _run(self) -> None:
         delay = RETRY_SECONDS
@@ -231,14 +233,14 @@ class Publisher:
     def _publish(self) -> None:
         """Publishes the present state of the working copy, if it has changed."""
         self._lease.check()
-        self._adopt_pending()
         started = time.monotonic()
         id = uuid.uuid4().hex
         prefix = f"{self._head.fence}-{id[:12]}"
         with snapshot_lib.snapshot(
             self.directory, self._stored, self._stamps, prefix=prefix, own=self.directory.parent
         ) as snapshot:
-            if snapshot.files == self._head.files:
+            # With several ids a put was not answered, so the head in the store is uncertain.
+            if snapshot.files == self._head.files and len(self._ids) == 1:
                 self._sweep()
                 return
             self._check_not_lost(snapshot.files)
@@ -262,35 +264,26 @@ class Publisher:
                 "the same command again to resume from there."
             )
 
-    def _adopt_pending(self) -> None:
-        """Learns whether the last put succeeded, if its answer was lost."""
-        if self._pending is not None:
-            stored = fetch.read_head(self._objects)
-            if stored is not None and stored[0] == self._pending:
-                self._adopt(*stored)
-            self._pending = None
-
-    def _adopt(self, head: Head, version: str) -> None:
-        self._written |= self._head.objects
-        self._head, self._version, self._pending = head, version, None
-        self._write_ids(head.id)
-
     def _put(self, head: Head) -> None:
         """Replaces the head."""
-        self._write_ids(self._head.id, head.id)
-        self._pending = head
-        try:
-            data = head_lib.encode(head)
-            version = self._objects.put(head_lib.NAME, data, replaces=self._version)
-        except ConflictError:
-            stored = fetch.read_head(self._objects)
-            if stored is None or stored[0] != head:
-                raise errors.FencedError(
-                    f"{self.url}: another writer took over this directory, so nothing was "
-                    "published. Stop this process."
-                ) from None
-            version = stored[1]  # The answer to the put was lost.
-        self._adopt(head, version)
+        self._ids.append(head.id)
+        self._write_ids()
+        while True:
+            try:
+                data = head_lib.encode(head)
+                self._version = self._objects.put(head_lib.NAME, data, replaces=self._version)
+                break
+            except ConflictError:
+                stored, self._version = fetch.read_head(self._objects) or (Head(), ABSENT)
+                # No other writer has our fence: then it is our own put, whose answer was lost.
+                if stored.fence != head.fence:
+                    raise errors.FencedError(
+                        f"{self.url}: another writer took over this directory, so nothing was "
+                        "published. Stop this process."
+                    ) from None
+        self._written |= self._head.objects
+        self._head, self._ids = head, [head.id]
+        self._write_ids()
 
     def _sweep(self) -> None:
         """Deletes the objects that no head names any more."""

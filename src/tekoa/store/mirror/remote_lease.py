@@ -17,7 +17,8 @@ from typing import Any
 
 from tekoa.store import errors
 from tekoa.store.commit import lease
-from tekoa.store.mirror.objects import ABSENT, ConflictError, Objects
+from tekoa.store.mirror.objects import Objects
+from tekoa.store.mirror.versions import ABSENT, ConflictError
 
 NAME = "tekoa.writer"
 RENEW_SECONDS = 5.0
@@ -109,8 +110,8 @@ class RemoteLease:
         except ConflictError:
             return
         raise errors.StoreError(
-            f"{self._objects.url}: this store ignores the conditions of conditional writes "
-            "(If-None-Match), so it cannot keep a second writer out. Use a store that has them, "
+            f"{self._objects.url}: this store ignores the conditions of conditional writes, so "
+            "it cannot keep a second writer out. Use a store that has them, "
             "or a local directory."
         )
 
