@@ -49,18 +49,13 @@ class Hosts:
         index: The index of this process, from 0.
         count: The number of processes.
         channel: The connection to the others; None for a single process.
-        address: The address at which they have joined.
+
+    Attributes:
+        address: Where they have joined, as given to `join`.
     """
 
-    def __init__(
-        self,
-        *,
-        index: int = 0,
-        count: int = 1,
-        channel: Channel | None = None,
-        address: str = "",
-    ):
-        self.index, self.count, self.address = index, count, address
+    def __init__(self, *, index: int = 0, count: int = 1, channel: Channel | None = None):
+        self.index, self.count, self.address = index, count, ""
         self.channel: Any = channel
         self._n_polls, self._is_stopped = 0, False
 
@@ -282,8 +277,8 @@ def join(
         heartbeat_timeout_seconds=max(1, round(timeout_seconds)),
         shutdown_timeout_seconds=max(1, round(timeout_seconds)),
     )
-    index, count = jax.process_index(), jax.process_count()
-    group = Hosts(index=index, count=count, channel=open_channel(), address=address)
+    group = Hosts(index=jax.process_index(), count=jax.process_count(), channel=open_channel())
+    group.address = address
     group.channel.put(f"{_MEMBERS}/{group.index}", f"pid {os.getpid()} on {socket.gethostname()}")
     # Joined from here on, so that a failure below is reported to the others.
     _joined[:] = [group]

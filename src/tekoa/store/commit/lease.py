@@ -200,21 +200,6 @@ def _release_all() -> None:
         lease.release()
 
 
-def break_lease(directory: str | os.PathLike[str]) -> bool:
-    """Removes the lease of a directory, whoever holds it; for people, not for programs.
-
-    Returns:
-        Whether there was one. Its holder, if alive, can no longer commit.
-    """
-    path = files.local_path(directory).resolve()
-    with _locked(path):
-        try:
-            (path / NAME).unlink()
-        except FileNotFoundError:
-            return False
-    return True
-
-
 def _take(lease: Lease) -> None:
     first_seen: dict[str, Any] | None = None
     start = time.monotonic()
