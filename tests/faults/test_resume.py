@@ -27,8 +27,9 @@ def test_runs_killed_and_stopped_give_the_same_bits(kind, figure, tmp_path):
 
 
 @pytest.mark.slow
-def test_kills_with_mixed_and_packed_data(tmp_path):
-    loop = f"{PROGRAMS / 'loops.py'}:mixed_loop"
+@pytest.mark.parametrize("kind", ["mixed", "scheduled"])
+def test_kills_with_mixed_and_packed_data(kind, tmp_path):
+    loop = f"{PROGRAMS / 'loops.py'}:{kind}_loop"
     report = check_kills(loop, n_kills=2, kinds=[signal.SIGKILL], directory=tmp_path, seed=4)
     assert report.n_killed == 2
 

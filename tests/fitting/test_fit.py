@@ -164,3 +164,25 @@ def test_mistakes_are_refused_before_anything_is_written(options, message, tmp_p
 
 def test_steps_without_epochs_repeat_the_data():
     assert fit(epochs=None, steps=20).step == 20
+
+
+def test_batch_sizes_follow_a_schedule_that_a_resumed_run_continues(tmp_path):
+    def train(steps, directory=None):
+        return tekoa.fit(
+            NnxNet(nnx.Rngs(0)),
+            (X, Y),
+            loss="cross_entropy",
+            optimizer=optax.adam(0.1),
+            steps=steps,
+            steps_per_check=3,
+            batch_size={0: 8, 5: 16},
+            directory=directory,
+            show_progress=False,
+        )
+
+    train(6, tmp_path)
+    resumed, whole = train(9, tmp_path), train(9)
+    assert_trees_equal(resumed.loop.state.params, whole.loop.state.params)
+    assert whole.loop.checkpoint().data_state["examples"] == 5 * 8 + 4 * 16
+    with pytest.raises(ValueError, match="cannot change the rows of ready batches"):
+        tekoa.fit(NnxNet(nnx.Rngs(0)), [(X, Y)], loss="cross_entropy", batch_size={0: 8, 5: 16})

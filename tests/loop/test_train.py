@@ -11,6 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
+from tekoa import data as data_lib
 from tekoa.bridges.functions import model_fns
 from tekoa.core import step as steps
 from tekoa.core.nonfinite import NonFiniteError
@@ -428,6 +429,60 @@ def test_a_batch_of_another_shape_is_logged_once(line, caplog):
         assert [c.step for c in line.loop(data=data, n_steps=6)] == [4, 6]
     (record,) = caplog.records
     assert "from 0 float32[8,3], 1 float32[8] to 0 float32[5,3], 1 float32[5]" in record.message
+
+
+def scheduled(n_rows, **options):
+    """Batches whose rows change, as the loop of `line` expects them."""
+    x = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    source = data_lib.as_source([(row, row.sum() + 1) for row in x])
+    return source.batches(n_rows, seed=3, shuffle=True, **options)
+
+
+def test_scheduled_shapes_are_compiled_once_each_and_reported(line, capsys):
+    loop = line.loop(data=scheduled({0: 8, 6: 4, 10: 8, 14: 4}), n_steps=24, stdout=True)
+    with count_compilations() as compiled:
+        checkpoints = list(loop)
+    # Two shapes, each for steps with and without norms.
+    assert sum("step" in name for name in compiled.names) == 4
+    assert capsys.readouterr().out.count("recompiling") == 1
+    assert [c.setup["n_rows"] for c in checkpoints] == [8, 4, 8, 4, 4, 4]
+    assert checkpoints[-1].data_state["examples"] == 8 * 6 + 4 * 4 + 8 * 4 + 4 * 10
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_dispatch": 3}, {"accumulate": 2}], ids=str)
+def test_a_schedule_resumes_exactly_from_every_step(line, options):
+    def loop(**more):
+        return line.loop(data=scheduled({0: 8, 5: 4, 9: 16}), n_steps=14, **options, **more)
+
+    complete = list(loop())
+    for middle in [*complete[:-1], *(Stopped.at(loop(), step) for step in (5, 6, 10))]:
+        resumed = list(loop(model=Reader(line.params, middle)))
+        assert_trees_equal(resumed[-1].state, complete[-1].state)
+        assert resumed[-1].data_state == complete[-1].data_state
+
+
+class Stopped:
+    """A stop flag that is set once a loop has completed some steps."""
+
+    def __init__(self, loop, step):
+        self._loop, self._step = loop, step
+
+    def is_set(self):
+        return self._loop.step >= self._step
+
+    @classmethod
+    def at(cls, loop, step):
+        loop.stop_flag = cls(loop, step)
+        *_, last = loop
+        assert step <= last.step <= step + 3
+        return last
+
+
+def test_rows_that_cannot_be_divided_are_found_before_the_first_step(line):
+    with pytest.raises(ValueError, match=r"Batches of 9 rows .* accumulate=2 .* multiples of 2"):
+        line.loop(data=scheduled({0: 8, 1000: 9}), accumulate=2)
+    with pytest.raises(ValueError, match=r"Batches of 12 rows .* on 8 devices"):
+        line.loop(data=scheduled({0: 8, 1000: 12}), devices=jax.devices())
 
 
 # ---- NaN and Inf

@@ -11,6 +11,7 @@ from tekoa.core import messages
 from tekoa.data.batching import buckets, packing, permutation, stacking
 from tekoa.data.batching.batches import Batches
 from tekoa.data.batching.order import BatchPlan, MakeOrder, Order, Remainder, Shuffle
+from tekoa.data.batching.schedule import Numbers
 from tekoa.data.readers import base as readers
 from tekoa.data.readers import views
 
@@ -251,8 +252,9 @@ class Source:
 
     def batches(
         self,
-        batch_size: int,
+        batch_size: Numbers,
         *,
+        length: Numbers | None = None,
         seed: int = 0,
         shuffle: Shuffle = None,
         epochs: int | None = None,
@@ -268,7 +270,11 @@ class Source:
         only the very last one can be short.
 
         Args:
-            batch_size: Number of rows of a batch, over all shards.
+            batch_size: Number of rows of a batch, over all shards; or by number of the first batch
+                to which it applies: {0: 32, 1000: 64}. A loop uses one batch per step.
+            length: Cuts sequences into pieces of this length, which become rows; also by number of
+                the batch. It must divide the second axis of the fields, of which there must be one
+                length. Fields with one axis are repeated for each piece.
             seed: Selects the order of a shuffle.
             shuffle: None keeps the order of the source. True shuffles each complete epoch. A
                 number does the same for data with random access and known length; text files
@@ -289,7 +295,8 @@ class Source:
             DataError: If there are too few examples for a batch.
         """
         plan = BatchPlan(
-            batch_size=operator.index(batch_size),
+            batch_size=batch_size,
+            length=length,
             seed=operator.index(seed),
             shuffle=shuffle,
             epochs=_multiply(self._epochs, epochs),

@@ -12,6 +12,7 @@ import jax
 
 from tekoa.core import nonfinite, objective
 from tekoa.core.model import Remat
+from tekoa.data.batching.schedule import Numbers, Schedule
 from tekoa.extensions import serial
 from tekoa.extensions.trackers.tracker import Tracker
 from tekoa.fitting import explain, loss_names, metric_names
@@ -40,8 +41,9 @@ def fit(
     epochs: int | None = None,
     seed: int = 0,
     apply: Callable[..., Any] | None = None,
+    unfreeze_at: Mapping[str, int] | None = None,
     # The data.
-    batch_size: int = 32,
+    batch_size: Numbers = 32,
     inputs: Names | None = None,
     targets: Names | None = None,
     shuffle: bool = True,
@@ -90,7 +92,10 @@ def fit(
         epochs: Number of passes over the data; 1 if neither is set and the data has an end.
         seed: Seed of all randomness: order of the data, dropout, initial parameters.
         apply: The function that runs the model, if `model` does not include it.
-        batch_size: Rows per batch.
+        unfreeze_at: Which parameters begin to train later, as for `TrainTask`: pattern to the
+            number of steps before.
+        batch_size: Rows per batch; or by the number of steps after which they change:
+            {0: 32, 1000: 64}. Evaluation uses the first number.
         inputs: Names of the fields that the model receives, if the data has named fields.
         targets: Names of the fields that the loss and the metrics receive.
         shuffle: Whether to shuffle the examples of every epoch.
@@ -150,7 +155,7 @@ def fit(
         loss_names.find_loss(loss, label_smoothing=label_smoothing, z_loss=z_loss),
         metrics,
         sets,
-        batch_size=batch_size,
+        batch_size=Schedule.of("batch_size", batch_size).at(0),
         validate_every=validate_every,
         best=best,
         patience=patience,
@@ -162,6 +167,7 @@ def fit(
         loss=checks.loss,
         data=batches,
         apply=apply,
+        unfreeze_at=unfreeze_at,
         split=train.split,
         remat=remat,
         clip_norm=clip_norm,
@@ -201,7 +207,7 @@ def _plan(
     dataset: Dataset,
     steps: int | None,
     epochs: int | None,
-    batch_size: int,
+    batch_size: Numbers,
     seed: int,
     shuffle: bool,
     steps_per_check: int | None,
@@ -211,7 +217,7 @@ def _plan(
         raise ValueError(f"Pass steps= or epochs=, not both; got {steps} and {epochs}.")
     if steps is None and epochs is None:
         epochs = 1
-    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("seed", seed)):
+    for name, value in (("epochs", epochs), ("seed", seed)):
         if value is not None:
             check_count(name, value, 0 if name == "seed" else 1)
     batches, n_batches = dataset.train_batches(

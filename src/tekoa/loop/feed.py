@@ -1,18 +1,33 @@
 """The data of a training loop: batches one by one, checked, with a position to resume from."""
 
+import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tekoa import hosts
 from tekoa.core import batch as batches
 from tekoa.core import objective, trees
 from tekoa.data import interop
 
 _log = logging.getLogger("tekoa")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """Structure, shapes and dtypes of batches; there is one object for equal ones.
+
+    Attributes:
+        key: Structure, shapes and dtypes, to compare.
+        sizes: Rows and tokens of a batch over all processes, as in `Checkpoint.setup`.
+    """
+
+    key: Any
+    sizes: dict[str, int]
 
 
 class BatchFeed:
@@ -24,13 +39,23 @@ class BatchFeed:
     Args:
         data: The batches.
         split: Splits a batch into inputs and targets; only used to check batches.
+        report: Called with a line when shapes change that were expected to; others are warnings.
+
+    Attributes:
+        has_one_shape: Whether the shapes of batches are not expected to change.
     """
 
-    def __init__(self, data: Iterable[Any], split: objective.Split = batches.split_batch):
+    def __init__(
+        self,
+        data: Iterable[Any],
+        split: objective.Split = batches.split_batch,
+        report: Callable[[str], object] = _log.info,
+    ):
         self._iterator = interop.iterate(data)
-        self._split = split
-        self._form: Any = None
-        self._shapes: list[Any] = []
+        self._split, self._report = split, report
+        self.has_one_shape: bool = getattr(self._iterator, "has_one_shape", True)
+        self._form: Form | None = None
+        self._forms: list[Form] = []
         self._last: Any = None
         self._peeked: list[Any] = []
 
@@ -63,23 +88,30 @@ class BatchFeed:
 
     def _check(self, batch: Any) -> None:
         leaves, structure = jax.tree.flatten(batch)
-        form = structure, [(getattr(x, "shape", ()), getattr(x, "dtype", None)) for x in leaves]
-        if form == self._form:
+        key = structure, [(getattr(x, "shape", ()), getattr(x, "dtype", None)) for x in leaves]
+        if self._form is not None and key == self._form.key:
             return
-        self._split(batch)
+        form = next((form for form in self._forms if form.key == key), None)
+        if form is None:
+            form = self._new_form(key, batch)
+            self._forms.append(form)
+        self._form, self._last = form, batch
+
+    def _new_form(self, key: Any, batch: Any) -> Form:
+        inputs, _ = self._split(batch)
         batches.check_arrays(batch)
         if self._form is not None:
             before, after = batches.describe(self._last), batches.describe(batch)
-            if structure != self._form[0]:
+            if key[0] != self._form.key[0]:
                 raise TypeError(
                     f"The structure of the batches changed from {before} to {after}. All batches "
                     "of a run must have the same structure."
                 )
-            if form not in self._shapes:
-                _log.warning("Batch changed from %s to %s; recompiling the step.", before, after)
-        if form not in self._shapes:
-            self._shapes.append(form)
-        self._form, self._last = form, batch
+            report = _log.warning if self.has_one_shape else self._report
+            report(f"Batch changed from {before} to {after}; recompiling the step.")
+        n_rows = hosts.current().count * batches.n_rows(inputs)
+        n_tokens = n_rows * (batches.n_tokens_per_row(inputs) or 0)
+        return Form(key, {"n_rows": n_rows, "n_tokens": n_tokens})
 
     def nonfinite_entries(self) -> str:
         """Returns which entries of the next batch have NaN or Inf, and the first row of each."""
@@ -94,8 +126,11 @@ class BatchFeed:
         return ", ".join(texts)
 
     @property
-    def form(self) -> Any:
-        """Structure, shapes and dtypes of the last batch; the same object until they change."""
+    def form(self) -> Form:
+        """The form of the last batch; the same object for equal forms."""
+        if self._form is None:
+            self.peek()
+        assert self._form is not None
         return self._form
 
     @property

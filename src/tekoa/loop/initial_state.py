@@ -1,13 +1,13 @@
 """The state that a loop starts from: initialised or restored, and placed on the devices."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import optax
 from jax.sharding import AxisType
 
-from tekoa import hosts
 from tekoa.core import batch as batches
 from tekoa.core import trees
 from tekoa.core.model import ModelFns
@@ -74,6 +74,7 @@ def init_or_restore(
         reader: Reads a saved state, if there is one.
     """
     place.check_rows(batch)
+    _check_sizes(getattr(training.data, "batch_sizes", ()), options, place)
     batch = place.batch(batch)
 
     def make(rng: jax.Array, batch: Any) -> TrainState:
@@ -97,6 +98,21 @@ def init_or_restore(
         # Steps that an earlier run skipped must not stop this one.
         state = state.replace(health=Health.zero())
     return InitialState(place.state(state), restored, load_seconds)
+
+
+def _check_sizes(sizes: Sequence[int], options: Options, place: Placement) -> None:
+    """Raises if batches that come later could not be divided; the step checks the first one.
+
+    Raises:
+        ValueError: If a number of rows is not divisible by the microbatches and devices.
+    """
+    n_devices = 1 if place.layout is None else place.layout.n_row_parts
+    n_parts = options.accumulate * n_devices
+    if uneven := [size for size in sizes[1:] if size % n_parts]:
+        raise ValueError(
+            f"Batches of {uneven[0]} rows cannot be divided into accumulate={options.accumulate} "
+            f"microbatches on {n_devices} devices. Use multiples of {n_parts}."
+        )
 
 
 def _check_line_search(shapes: TrainState, place: Placement) -> None:
@@ -133,20 +149,16 @@ def resolve_steps_per_dispatch(
 
 
 def setup_facts(training: Training, state: TrainState, batch: Any) -> dict[str, Any]:
-    """Returns the size of the model, and of a batch over all processes, for `Checkpoint.setup`.
+    """Returns the size of the model and the shapes of its inputs, for `Checkpoint.setup`.
 
     Args:
         training: What the loop runs.
         state: The state.
         batch: A batch of this process.
     """
-    inputs = training.split(batch)[0]
-    n_rows = hosts.current().count * batches.n_rows(inputs)
     facts: dict[str, Any] = {
         "n_weights": trees.n_elements(state.params),
         "n_bytes": trees.n_bytes(state.params),
-        "n_rows": n_rows,
-        "n_tokens": n_rows * (batches.n_tokens_per_row(inputs) or 0),
     }
     if isinstance(training, ModelTraining):
         facts["inputs"] = batches.shapes_to_json(training.init_inputs(batch))

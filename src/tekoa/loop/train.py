@@ -116,7 +116,7 @@ class TrainLoop:
             mutable=mutable_collections,
         )
         self._training: Training = training
-        self._feed = BatchFeed(training.data, training.split)
+        self._feed = BatchFeed(training.data, training.split, self._report)
         first_batch = self._feed.peek()
         self._chooser = training if isinstance(training, ChoosesOptimizer) else None
         if self._chooser:
@@ -389,7 +389,7 @@ class TrainLoop:
             step=self.step,
             data_state=self._feed.state,
             facts=self.facts,
-            setup=self._setup,
+            setup=self._setup | self._feed.form.sizes,
             resumed_from=self._resumed_from,
             **fields,
         )

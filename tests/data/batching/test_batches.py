@@ -26,12 +26,24 @@ def plans(draw):
         "consecutive": draw(st.sampled_from([None, None, 1, 2, 3])),
         "remainder": draw(st.sampled_from(["drop", "pad", "keep"])),
     }
+    if not options["consecutive"] and draw(st.booleans()):
+        changes = draw(st.dictionaries(st.integers(1, 8), st.integers(1, 4), max_size=3))
+        options["batch_size"] = {0: options["batch_size"]} | {
+            i: count * n for i, n in changes.items()
+        }
     group = options["consecutive"] or 1
     assume(not (options["consecutive"] and options["remainder"] == "keep"))
     n_groups = -(-n // group) if options["remainder"] == "pad" else n // group
-    enough = options["batch_size"] if options["remainder"] == "drop" else 1
+    enough = sizes_of(options)[0] if options["remainder"] == "drop" else 1
     assume(n_groups * options["epochs"] >= enough)
     return kind, n, count, options
+
+
+def sizes_of(options):
+    """Returns the rows of each batch that a plan asks for, far beyond its end."""
+    sizes = options["batch_size"]
+    sizes = sizes if isinstance(sizes, dict) else {0: sizes}
+    return [sizes[max(at for at in sizes if at <= i)] for i in range(200)]
 
 
 def rows_of(batches):
@@ -52,9 +64,13 @@ def check_each_once_per_epoch(rows, n, options):
     all_rows = [row for batch in rows for row in batch]
     per_epoch = n if options["remainder"] == "pad" else n // group * group
     total = per_epoch * options["epochs"]
+    sizes = sizes_of(options)
     if options["remainder"] == "drop":
-        total -= total % (options["batch_size"] * group)
+        ends = itertools.accumulate(size * group for size in sizes)
+        total = max(end for end in ends if end <= total)
     assert len(all_rows) == total
+    for batch, size in zip(rows[:-1], sizes):
+        assert group > 1 or len(batch) == size
     counts = np.bincount(all_rows, minlength=n)
     if total == per_epoch * options["epochs"]:
         assert (counts[:per_epoch] == options["epochs"]).all()
@@ -129,6 +145,32 @@ def test_seek_works_in_an_endless_run(make_source, kind, options):
         restored = make_source(kind, 23).batches(4, seed=1, **options)
         restored.restore(state)
         assert rows_of([next(restored)]) == [expected[i]]
+
+
+def test_changes_that_are_still_to_come_may_be_planned_anew(make_source):
+    batches = make_source("arrays", 64).batches({0: 4, 3: 8}, shuffle=True, seed=1)
+    rows = rows_of(itertools.islice(batches, 5))
+    states = {}
+    for i in (3, 5):
+        batches.seek(i)
+        states[i] = json.loads(json.dumps(batches.state()))
+    assert (states[3]["examples"], states[5]["examples"]) == (12, 28)
+    later = make_source("arrays", 64).batches({0: 4, 3: 8, 4: 2}, shuffle=True, seed=1)
+    later.restore(states[3])
+    assert rows_of([next(later), next(later)]) == [rows[3], rows[4][:2]]
+    for sizes in ({0: 4, 3: 8, 4: 2}, 4, 8, {0: 4, 2: 8}):
+        with pytest.raises(data.ChangedDataError, match="batch_size was '0:4,3:8', is"):
+            make_source("arrays", 64).batches(sizes, shuffle=True, seed=1).restore(states[5])
+    changed = make_source("arrays", 64).batches({0: 10, 2: 3}, shuffle=True, seed=1)
+    changed.restore(states[5], allow_changes=True)
+    assert changed.state()["examples"] == 29  # Two of 10 and three of 3: the first after 28.
+
+
+def test_consecutive_batches_and_buckets_have_no_schedule(make_source):
+    with pytest.raises(ValueError, match="continue one another"):
+        make_source("arrays", 8).batches({0: 2, 1: 4}, consecutive=2)
+    with pytest.raises(ValueError, match="multiple of their number, got 3 rows for 2 shards"):
+        make_source("arrays", 8).batches({0: 2, 9: 3}, shard=(0, 2))
 
 
 def test_seek_to_a_negative_batch_raises(make_source):

@@ -97,8 +97,19 @@ def test_changed_weights_are_noticed():
         other.restore(state)
 
 
+def test_the_size_of_batches_does_not_change_the_order():
+    rows = draw(make_mix().batches(1, shuffle=True, seed=3), 2000).tolist()
+    batches = make_mix().batches({0: 16, 9: 200, 14: 7}, shuffle=True, seed=3)
+    assert draw(batches, 60).tolist() == rows[: 9 * 16 + 5 * 200 + 46 * 7]
+    batches.seek(12)
+    at = 9 * 16 + 3 * 200
+    assert sum(batches.examples_per_source.values()) == at
+    assert next(batches)["x"].tolist() == rows[at : at + 200]
+
+
 def test_workers_make_the_same_batches():
-    expected = draw(make_mix().batches(16, shuffle=True), 3)
-    batches = make_mix().batches(16, shuffle=True, workers=1)
+    sizes = {0: 16, 2: 8}
+    expected = draw(make_mix().batches(sizes, shuffle=True), 3)
+    batches = make_mix().batches(sizes, shuffle=True, workers=1)
     assert draw(batches, 3).tolist() == expected.tolist()
     batches.close()

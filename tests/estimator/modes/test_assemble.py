@@ -32,8 +32,28 @@ def test_training_ends_with_the_data():
 
 @pytest.mark.parametrize(
     ("flag", "message"),
-    [("--accumulate=3", "must divide"), ("--steps_per_dispatch=0", "an integer of at least 1")],
+    [
+        ("--accumulate=3", "must divide"),
+        ("--steps_per_dispatch=0", "an integer of at least 1"),
+        ("--batch_schedule=5:15 --accumulate=2", "--batch_schedule sets 15"),
+        ("--batch_schedule=0:20,5:40", "set --train_batch_size=20, which is 10"),
+        ("--batch_schedule=5:0", "at least 1"),
+        ("--batch_schedule=later", "pairs of step and number .* got 'later'"),
+        ("--batch_schedule=5:20 --train_consecutive=2", "continue one another"),
+        ("--length_schedule=5:2", "--length_schedule needs a number for step 0"),
+    ],
 )
 def test_flags_that_do_not_fit_are_refused(flag, message):
     with pytest.raises(UsageError, match=message):
-        loop_of(flag)
+        loop_of(*flag.split())
+
+
+def test_the_rows_of_batches_follow_the_schedule():
+    _, loop = loop_of(
+        "--batch_schedule=5:30,8:50",
+        "--train_epochs=1",
+        "--check_every_steps=4",
+        "--max_train_steps=1000",
+    )
+    assert loop.n_steps == 9  # 5 x 10, 3 x 30 and 50 rows; the last 10 are dropped.
+    assert [c.setup["n_rows"] for c in loop] == [10, 30, 50]

@@ -110,3 +110,20 @@ def inputs_of_tokens(batch):
 def mixed_loop(reader):
     feed = mixed_batches().batches(12, seed=7, shuffle=True)
     return make_loop(reader, LinenModel(), feed)
+
+
+class LengthModel(nn.Module):
+    """Sees sequences of any length."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = jnp.tanh(nn.Dense(8)(x[..., None])).mean(axis=1)
+        return nn.Dense(1)(nn.Dropout(0.2, deterministic=False)(h))[:, 0]
+
+
+def scheduled_loop(reader):
+    """Rows and lengths change, each in the middle of a group of steps and of an epoch."""
+    feed = mixed_batches().batches(
+        {0: 12, 17: 20, 38: 8}, length={0: 3, 23: 6}, seed=7, shuffle=True
+    )
+    return make_loop(reader, LengthModel(), feed, accumulate=2, steps_per_dispatch=3)

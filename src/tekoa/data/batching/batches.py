@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tekoa.data.batching import stacking, workers
+from tekoa.data.batching import lengths, stacking, workers
 from tekoa.data.batching.order import BatchPlan, BatchRows, MakeOrder, Order
+from tekoa.data.batching.schedule import Schedule
 from tekoa.data.readers.base import ChangedDataError, DataError, Reader, other_position
 
 VERSION = 1
@@ -27,14 +28,19 @@ class BatchMaker:
     def __init__(self, reader: Reader, plan: BatchPlan, make_order: MakeOrder):
         self.reader, self.plan = reader, plan
         self.order = make_order(reader, plan)
-        n_local = plan.batch_size // plan.shard[1]
-        # A stream is read no further than needed, so that its position stays exact.
-        self.block = 1 if reader.is_lazy else max(1, reader.block_rows // n_local)
-        self._n_ordered = 1 if reader.is_lazy else max(1, _ORDERED_ROWS // n_local)
         self._ordered: BatchRows | None = None
 
+    def make_block(self, first: int) -> list[Any]:
+        """Creates as many batches from number `first` on as are worth reading at once."""
+        return self.make(first, self._n_within(self.reader.block_rows, first))
+
     def make(self, first: int, n_batches: int) -> list[Any]:
-        """Creates `n_batches` batches from number `first` on, or fewer at the end."""
+        """Creates `n_batches` batches from number `first` on, or fewer at the end.
+
+        Fewer also if the rows or the length of batches change.
+        """
+        if self.plan.lengths is not None:
+            n_batches = min(n_batches, self.plan.lengths.n_same(first))
         rows = self._rows(first, n_batches)
         if rows.n_batches == 0:
             return []
@@ -45,12 +51,21 @@ class BatchMaker:
         if self.plan.remainder == "keep" and rows.is_real is not None:
             n_last = int(rows.is_real[-1].sum())
             batches[-1] = stacking.map_arrays(lambda a: a[:n_last], batches[-1])
-        return batches
+        if self.plan.lengths is None:
+            return batches
+        name = self.reader.name
+        return [lengths.cut(batch, self.plan.lengths, first, name) for batch in batches]
+
+    def _n_within(self, n_rows: int, first: int) -> int:
+        """Returns how many batches to read for a number of rows."""
+        # A stream is read no further than needed, so that its position stays exact.
+        return 1 if self.reader.is_lazy else max(1, n_rows // self.plan.n_local(first))
 
     def _rows(self, first: int, n_batches: int) -> BatchRows:
         ordered = self._ordered
         if ordered is None or not 0 <= first - ordered.first < ordered.n_batches:
-            ordered = self.order.rows(first, max(n_batches, self._n_ordered))
+            n_ordered = self._n_within(_ORDERED_ROWS, first)
+            ordered = self.order.rows(first, max(n_batches, n_ordered))
             self._ordered = ordered
         return ordered.part(first, n_batches) if ordered.n_batches else ordered
 
@@ -108,6 +123,18 @@ class Batches(Iterator[Any]):
         return self._maker.order.n_batches()
 
     @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Rows of the batches, over all shards: one number, or several if they change."""
+        return self._maker.plan.sizes.values
+
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether all batches but a short last one have the same shapes."""
+        plan = self._maker.plan
+        is_planned = any(s is not None and not s.is_constant for s in (plan.sizes, plan.lengths))
+        return not is_planned and self._maker.order.has_one_shape
+
+    @property
     def examples_per_source(self) -> dict[str, int]:
         """How many examples of each source of a mixture were returned; empty if it is none."""
         return self._maker.order.examples_per_source(self._next)
@@ -118,7 +145,7 @@ class Batches(Iterator[Any]):
             if self._pool is not None:
                 self._block = self._pool.make(self._next)
             else:
-                self._block = self._maker.make(self._next, self._maker.block)
+                self._block = self._maker.make_block(self._next)
             self._block_start, at = self._next, 0
             if not self._block:
                 raise StopIteration
@@ -130,7 +157,7 @@ class Batches(Iterator[Any]):
         state = {
             "version": VERSION,
             "batch": self._next,
-            "examples": self._next * self._maker.plan.batch_size,
+            "examples": self._maker.plan.sizes.total(self._next),
             "fingerprint": dict(self._fingerprint),
         }
         if self._maker.reader.is_lazy and self._pool is None:
@@ -165,7 +192,8 @@ class Batches(Iterator[Any]):
             ChangedDataError: If they have changed and `allow_changes` is false.
         """
         _check_state(state)
-        saved, now = state["fingerprint"], self._fingerprint
+        n_done = state["batch"]
+        saved, now = (_until(f, n_done) for f in (state["fingerprint"], self._fingerprint))
         differences = [
             f"{key} was {saved.get(key)!r}, is {now.get(key)!r}"
             for key in sorted(saved.keys() | now.keys())
@@ -178,10 +206,15 @@ class Batches(Iterator[Any]):
                 + ". Undo the change, or restore with allow_changes=True to continue at example "
                 f"{state['examples']} of the new order."
             )
-        size = self._maker.plan.batch_size
-        self.seek(-(-state["examples"] // size) if differences else state["batch"])
+        self.seek(self._first_after(state["examples"]) if differences else n_done)
         if not differences and state.get("anchor") is not None:
             self._maker.reader.resume(state["anchor"])
+
+    def _first_after(self, n_examples: int) -> int:
+        """Returns the first batch that starts at an example, or after it."""
+        sizes = self._maker.plan.sizes
+        n_within = sizes.n_within(n_examples)
+        return n_within + (sizes.total(n_within) < n_examples)
 
     def close(self) -> None:
         """Stops the worker processes, if any."""
@@ -192,14 +225,28 @@ class Batches(Iterator[Any]):
 def _fingerprint(maker: BatchMaker) -> dict[str, Any]:
     """Returns what determines the batches, except `epochs`, which only adds some at the end."""
     plan, name = maker.plan, maker.reader.name
-    return {
+    fingerprint = {
         "source": name if len(name) <= 120 else f"{name[:100]}... #{zlib.crc32(name.encode()):08x}",
         "seed": plan.seed,
-        "batch_size": plan.batch_size,
+        "batch_size": plan.sizes.as_json(),
         "order": maker.order.kind,
         "consecutive": plan.consecutive,
         "remainder": plan.remainder,
     }
+    return fingerprint | ({} if plan.lengths is None else {"length": plan.lengths.as_json()})
+
+
+def _until(fingerprint: dict[str, Any], n_batches: int) -> dict[str, Any]:
+    """Returns a fingerprint with the schedules as they concern the batches so far.
+
+    Changes that are still to come may be planned anew, as the number of epochs may.
+    """
+    scheduled = {
+        key: Schedule.parse(key, fingerprint[key]).before(n_batches).as_json()
+        for key in ("batch_size", "length")
+        if key in fingerprint
+    }
+    return {**fingerprint, **scheduled}
 
 
 def _check_state(state: dict[str, Any]) -> None:

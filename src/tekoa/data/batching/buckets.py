@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tekoa.data.batching import permutation, ragged
-from tekoa.data.batching.order import BatchPlan, BatchRows, local_rows
+from tekoa.data.batching.order import BatchPlan, BatchRows
 from tekoa.data.readers.base import DataError, Info, RandomAccess, Reader, RowRequest, describe
 
 # Separates the order of the batches of an epoch from that of the examples of a bucket.
@@ -89,11 +89,19 @@ class Buckets:
 class BucketOrder:
     """The order of bucketed batches under a plan; see `BatchOrder`."""
 
+    has_one_shape = False
+
     def __init__(self, buckets: Buckets, reader: Reader, plan: BatchPlan):
         if plan.consecutive:
             raise DataError(f"{reader.name} has length buckets and no consecutive batches.")
+        if not plan.sizes.is_constant or plan.lengths is not None:
+            raise DataError(
+                f"{reader.name} has length buckets, each of which is cut into batches by itself, "
+                "so the rows and lengths of batches cannot follow a schedule. Use pack instead."
+            )
+        self._size = plan.sizes.at(0)
         self._plan, self._limits, self._name = plan, buckets.limits, reader.name
-        self._local = local_rows(plan)
+        self._local = plan.local_rows(0)
         self._rows = [np.flatnonzero(buckets.bucket_of_row == b) for b in range(len(self._limits))]
         self._sizes = [len(rows) for rows in self._rows]
 
@@ -109,7 +117,7 @@ class BucketOrder:
         if not n_batches:
             raise DataError(
                 f"{self._name} has fewer examples in each bucket ({self._sizes}) than one batch "
-                f"({self._plan.batch_size}). Use remainder='pad' or 'keep', or a smaller batch."
+                f"({self._size}). Use remainder='pad' or 'keep', or a smaller batch."
             )
         return n_batches
 
@@ -135,7 +143,7 @@ class BucketOrder:
         buckets, numbers = self._numbers(np.arange(first, first + n_batches), epoch)
         for bucket in np.unique(buckets).tolist():
             here, size = buckets == bucket, self._sizes[bucket]
-            places = numbers[here, None] * self._plan.batch_size + self._local
+            places = numbers[here, None] * self._size + self._local
             if is_real is not None and self._plan.epochs is not None:
                 is_real[here] = places < size * self._plan.epochs
                 places = np.minimum(places, size * self._plan.epochs - 1)
@@ -147,7 +155,7 @@ class BucketOrder:
     def _epoch_of(self, i: int) -> int:
         """Returns the epoch in which batch i is complete."""
         # After that many epochs there are more batches, though each bucket may miss one.
-        limit = (i + 1 + len(self._sizes)) * self._plan.batch_size // max(1, sum(self._sizes)) + 2
+        limit = (i + 1 + len(self._sizes)) * self._size // max(1, sum(self._sizes)) + 2
         if self._plan.epochs is not None:
             limit = min(limit, self._plan.epochs)
         return bisect.bisect_right(range(limit), i, key=self._n_until) - 1
@@ -169,7 +177,7 @@ class BucketOrder:
         return sum(self._n_of_bucket(bucket, epoch) for bucket in range(len(self._sizes)))
 
     def _n_of_bucket(self, bucket: int, epoch: int) -> int:
-        n_full, n_rest = divmod(self._sizes[bucket] * epoch, self._plan.batch_size)
+        n_full, n_rest = divmod(self._sizes[bucket] * epoch, self._size)
         # Only the end of the last epoch leaves a remainder.
         is_short = n_rest > 0 and self._plan.remainder != "drop" and epoch == self._plan.epochs
         return n_full + is_short

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tekoa.data.batching import permutation
-from tekoa.data.batching.order import BatchPlan, BatchRows, count_batches, local_rows
+from tekoa.data.batching.order import BatchPlan, BatchRows, count_batches
 from tekoa.data.readers.base import DataError, Reader, RowRequest
 
 # Weights are multiples of 1 / _UNITS, whose square must fit into 63 bits.
@@ -74,6 +74,8 @@ class Mixture:
 class MixtureOrder:
     """The order of a mixture under a plan; see `BatchOrder`."""
 
+    has_one_shape = True
+
     def __init__(self, mixture: Mixture, reader: Reader, plan: BatchPlan):
         if plan.consecutive:
             raise DataError(
@@ -81,7 +83,6 @@ class MixtureOrder:
                 "sources, so it has no consecutive batches."
             )
         self._mixture, self._plan, self._name = mixture, plan, reader.name
-        self._local = local_rows(plan)
         self._sizes = np.array(mixture.sizes, np.int64)
         self._offsets = np.cumsum(self._sizes) - self._sizes
         self._epoch_slots = sum(mixture.sizes)
@@ -107,8 +108,10 @@ class MixtureOrder:
     def rows(self, first: int, n_batches: int) -> BatchRows:
         if (n_all := self.n_batches()) is not None:
             n_batches = max(0, min(n_batches, n_all - first))
-        batches = np.arange(first, first + n_batches)[:, None]
-        at, is_real = batches * self._plan.batch_size + self._local, None
+        sizes = self._plan.sizes
+        n_batches = min(n_batches, sizes.n_same(first))
+        starts = sizes.total(first) + np.arange(n_batches)[:, None] * sizes.at(first)
+        at, is_real = starts + self._plan.local_rows(first), None
         if self._n_slots is not None:
             is_real = at < self._n_slots
             at = np.minimum(at, self._n_slots - 1)
@@ -120,7 +123,7 @@ class MixtureOrder:
         return BatchRows(request=request, first=first, n_batches=n_batches, is_real=is_real)
 
     def examples_per_source(self, batch: int) -> dict[str, int]:
-        end = batch * self._plan.batch_size
+        end = self._plan.sizes.total(batch)
         if self._n_slots is not None:
             end = min(end, self._n_slots)
         epoch, at = divmod(end, self._epoch_slots)

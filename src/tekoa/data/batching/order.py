@@ -10,12 +10,14 @@ batches are the global batch.
 """
 
 import dataclasses
+import functools
 import sys
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from tekoa.data.batching import permutation
+from tekoa.data.batching.schedule import Numbers, Schedule
 from tekoa.data.readers.base import DataError, Reader, RowRequest
 
 Remainder = Literal["drop", "pad", "keep"]
@@ -26,7 +28,8 @@ Shuffle = bool | int | None
 class BatchPlan:
     """How the rows of a source are ordered and cut into batches; see `Source.batches`."""
 
-    batch_size: int
+    batch_size: Numbers
+    length: Numbers | None = None
     seed: int = 0
     shuffle: Shuffle = None
     epochs: int | None = None
@@ -35,7 +38,12 @@ class BatchPlan:
     shard: tuple[int, int] = (0, 1)
 
     def __post_init__(self):
-        for name in ("batch_size", "epochs", "consecutive"):
+        if not (self.sizes.is_constant and self.lengths is None) and self.consecutive:
+            raise ValueError(
+                f"Rows of consecutive={self.consecutive} batches continue one another, so their "
+                "number and length cannot change."
+            )
+        for name in ("epochs", "consecutive"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -53,11 +61,30 @@ class BatchPlan:
             raise ValueError(
                 f"shard must be (index, count) with 0 <= index < count, got {self.shard}."
             )
-        if self.batch_size % count:
+        if uneven := [size for size in self.sizes.values if size % count]:
             raise ValueError(
                 f"batch_size counts the rows of all shards and must be a multiple of their number, "
-                f"got {self.batch_size} rows for {count} shards."
+                f"got {uneven[0]} rows for {count} shards."
             )
+
+    @functools.cached_property
+    def sizes(self) -> Schedule:
+        """Rows of every batch, over all shards."""
+        return Schedule.of("batch_size", self.batch_size)
+
+    @functools.cached_property
+    def lengths(self) -> Schedule | None:
+        """Length of the sequences of every batch; None for that of the examples."""
+        return None if self.length is None else Schedule.of("length", self.length)
+
+    def n_local(self, i: int) -> int:
+        """Returns the rows of batch i in this shard."""
+        return self.sizes.at(i) // self.shard[1]
+
+    def local_rows(self, i: int) -> np.ndarray:
+        """Returns which rows of batch i belong to this shard."""
+        n_local = self.n_local(i)
+        return np.arange(n_local) + self.shard[0] * n_local
 
 
 class BatchRows(NamedTuple):
@@ -90,7 +117,13 @@ class BatchRows(NamedTuple):
 
 
 class BatchOrder(Protocol):
-    """Which rows form batch i; `Order`, or the order of a mixture or of length buckets."""
+    """Which rows form batch i; `Order`, or the order of a mixture or of length buckets.
+
+    Attributes:
+        has_one_shape: Whether the examples of all batches have the same shapes.
+    """
+
+    has_one_shape: bool
 
     @property
     def kind(self) -> str:
@@ -102,7 +135,10 @@ class BatchOrder(Protocol):
         ...
 
     def rows(self, first: int, n_batches: int) -> BatchRows:
-        """Returns the rows of `n_batches` batches from number `first` on, or fewer at the end."""
+        """Returns the rows of `n_batches` batches from number `first` on.
+
+        Fewer at the end, and where the size of batches changes.
+        """
         ...
 
     def floor(self, batch: int) -> tuple[int, int]:
@@ -120,24 +156,19 @@ class MakeOrder(Protocol):
     def __call__(self, reader: Reader, plan: BatchPlan, /) -> BatchOrder: ...
 
 
-def local_rows(plan: BatchPlan) -> np.ndarray:
-    """Returns which rows of a global batch belong to the plan's shard."""
-    n_local = plan.batch_size // plan.shard[1]
-    return np.arange(n_local) + plan.shard[0] * n_local
-
-
 def count_batches(n_examples: int, plan: BatchPlan, name: str) -> int:
     """Returns how many batches a number of examples makes.
 
     Raises:
         DataError: If it makes none.
     """
-    n_full, n_rest = divmod(n_examples, plan.batch_size)
+    n_full = plan.sizes.n_within(n_examples)
+    n_rest = n_examples - plan.sizes.total(n_full)
     n_batches = n_full + (n_rest > 0 and plan.remainder != "drop")
     if n_batches == 0:
         raise DataError(
             f"{name} has fewer examples ({n_examples} in {plan.epochs} epochs) than one batch "
-            f"({plan.batch_size}). Use a smaller batch_size, or remainder='pad' or 'keep'."
+            f"({plan.sizes.at(0)}). Use a smaller batch_size, or remainder='pad' or 'keep'."
         )
     return n_batches
 
@@ -145,10 +176,11 @@ def count_batches(n_examples: int, plan: BatchPlan, name: str) -> int:
 class Order:
     """The order in which a reader's rows are batched under a plan."""
 
+    has_one_shape = True
+
     def __init__(self, reader: Reader, plan: BatchPlan):
         self._reader, self._plan = reader, plan
         self._group = plan.consecutive or 1
-        self._local = local_rows(plan)
         self._window = self._shuffle_window()
 
     @property
@@ -180,20 +212,22 @@ class Order:
         return self._count(self._reach_groups(n_groups))
 
     def rows(self, first: int, n_batches: int) -> BatchRows:
-        """Returns the rows of `n_batches` batches, or fewer at the end.
+        """Returns the rows of `n_batches` batches of equal size, or fewer at the end.
 
         Args:
             first: Number of the first batch, from 0.
             n_batches: Number of batches.
         """
-        size = self._plan.batch_size
-        end = ((first + n_batches - 1) // self._group + 1) * size
+        sizes, first_group = self._plan.sizes, first // self._group
+        n_batches = min(n_batches, sizes.n_same(first))
+        end = sizes.total((first + n_batches - 1) // self._group + 1)
         n = self._reach_groups(end)
         is_complete = n < end  # Then `n` is the number of groups in an epoch.
         if is_complete and (n_all := self._count(n)) is not None:
             n_batches = max(0, min(n_batches, n_all - first))
         batches = np.arange(first, first + n_batches)[:, None]
-        at = batches // self._group * size + self._local
+        start, n_groups = sizes.total(first_group), batches // self._group - first_group
+        at = start + n_groups * sizes.at(first) + self._plan.local_rows(first)
         is_real = None
         if is_complete and self._plan.epochs is not None:
             total = n * self._plan.epochs
@@ -209,7 +243,7 @@ class Order:
 
     def floor(self, batch: int) -> tuple[int, int]:
         """Returns the epoch and the lowest row that this batch and later ones can need."""
-        at = batch // self._group * self._plan.batch_size
+        at = self._plan.sizes.total(batch // self._group)
         n = self._reach_groups(at + 1)
         epoch, at = divmod(at, n) if n <= at and n else (0, at)
         if self._plan.shuffle:

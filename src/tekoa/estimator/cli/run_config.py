@@ -73,6 +73,12 @@ class RunConfig:
     eval_pattern: str | None = _flag(None, "data to evaluate on", "eval eval_wait")
     pred_pattern: str | None = _flag(None, "data to predict on", "predict")
     train_batch_size: int = _flag(64, _BATCH, "train scales plan", least=1)
+    batch_schedule: str | None = _flag(
+        None, "rows per batch from later steps on, such as 1000:128,5000:256", "train"
+    )
+    length_schedule: str | None = _flag(
+        None, "length of sequences from a step on, such as 0:16,1000:64", "train"
+    )
     valid_batch_size: int = _flag(64, _BATCH, "train", least=1)
     eval_batch_size: int = _flag(256, _BATCH, "eval eval_wait", least=1)
     pred_batch_size: int = _flag(256, _BATCH, "predict", least=1)

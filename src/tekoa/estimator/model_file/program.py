@@ -9,6 +9,7 @@ import optax
 
 from tekoa import data
 from tekoa.bridges import any_model
+from tekoa.data.batching.schedule import Schedule, parse_table
 from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import experiment
@@ -144,20 +145,47 @@ class ProgramData:
             mark_first: Whether to mark the first of each group of consecutive batches.
         """
         config = self._config
+        sizes, lengths = self._schedules()
+        # The same part of every batch, if all can be divided.
+        shards = [processes.shard(self.layout, n, "train_batch_size") for n in sizes.values()]
         source = self.source("train")
         # Worker processes import the model file, of which they may call functions.
         with experiment.beside(getattr(self._run.module, "__file__", None)):
             stream = source.batches(
-                config.train_batch_size,
+                sizes,
+                length=lengths,
                 seed=seed,
                 shuffle=config.train_shuffle_buf,
                 epochs=config.train_epochs,
                 consecutive=config.train_consecutive,
-                shard=processes.shard(self.layout, config.train_batch_size, "train_batch_size"),
+                shard=shards[0],
                 workers=config.data_workers,
             )
         n_consecutive = config.train_consecutive or 0 if mark_first else 0
         return MarkFirst(stream, n_consecutive, allow_changes=config.allow_data_changes)
+
+    def _schedules(self) -> tuple[dict[int, int], dict[int, int] | None]:
+        """Returns the rows and the length of batches, by the step from which on they hold."""
+        config, first = self._config, self._config.train_batch_size
+        names = [n for n in ("batch_schedule", "length_schedule") if getattr(config, n) is not None]
+        if names and config.train_consecutive:
+            raise UsageError(
+                f"--{names[0]}: the rows of --train_consecutive={config.train_consecutive} batches "
+                "continue one another, so their number and length cannot change."
+            )
+        try:
+            tables = {n: parse_table(f"--{n}", getattr(config, n)) for n in names}
+            sizes = {0: first, **tables.get("batch_schedule", {})}
+            if sizes[0] != first:
+                raise UsageError(
+                    f"--batch_schedule has {sizes[0]} rows at step 0: set --train_batch_size="
+                    f"{sizes[0]}, which is {first}."
+                )
+            for name, table in {**tables, "batch_schedule": sizes}.items():
+                Schedule.of(f"--{name}", table)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return sizes, tables.get("length_schedule")
 
 
 def program_of(run: Run, mode: Mode) -> Program:

@@ -42,12 +42,13 @@ def training_loop(
         UsageError: If flags do not fit together.
     """
     config = run.config
-    if config.train_batch_size % config.accumulate:
-        raise UsageError(
-            f"--accumulate={config.accumulate} must divide --train_batch_size="
-            f"{config.train_batch_size}."
-        )
     batches = program.train_batches(seed)
+    if uneven := [size for size in batches.batch_sizes if size % config.accumulate]:
+        flag = "train_batch_size" if uneven[0] == config.train_batch_size else "batch_schedule"
+        raise UsageError(
+            f"--accumulate={config.accumulate} must divide the rows of every batch, but "
+            f"--{flag} sets {uneven[0]}."
+        )
     parts = program.train_parts(batches, layout_lib.layout_of(run))
     loop = train.TrainLoop(
         make_reader(parts, interop.position(batches)),

@@ -43,6 +43,16 @@ class MarkFirst:
         """Total number of batches, or None if endless."""
         return self._stream.n_batches
 
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Rows of the batches; see `Batches.batch_sizes`."""
+        return self._stream.batch_sizes
+
+    @property
+    def has_one_shape(self) -> bool:
+        """Whether all batches have the same shapes; see `Batches.has_one_shape`."""
+        return self._stream.has_one_shape
+
     def __iter__(self) -> "MarkFirst":
         return self
 

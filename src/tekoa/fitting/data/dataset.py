@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tekoa.core import batch as batch_lib
 from tekoa.core import objective
 from tekoa.data import DataError, Source, as_batches, interop
+from tekoa.data.batching.schedule import Numbers
 
 Names = str | Sequence[str]
 
@@ -33,7 +34,7 @@ class Dataset:
     classes: Sequence[str] | None = None
 
     def train_batches(
-        self, *, batch_size: int, epochs: int | None, seed: int, shuffle: bool
+        self, *, batch_size: Numbers, epochs: int | None, seed: int, shuffle: bool
     ) -> tuple[Iterable[Any], int | None]:
         """Returns the batches of training, and their number if it is known."""
         if self.source is not None:
@@ -42,6 +43,11 @@ class Dataset:
             )
             return batches, batches.n_batches
         assert self.ready is not None
+        if isinstance(batch_size, Mapping):
+            raise ValueError(
+                f"batch_size={batch_size} cannot change the rows of ready batches. Pass arrays, a "
+                "pattern or a Source."
+            )
         n_batches = len(self.ready) if hasattr(self.ready, "__len__") else None  # pyright: ignore
         if epochs in (None, 1) or isinstance(self.ready, Iterator):
             if epochs not in (None, 1):

@@ -12,7 +12,7 @@ from tekoa.loop.engine import lookahead
 from tekoa.loop.engine.dispatch import copy_leaves
 from tekoa.loop.engine.flat_state import FlatStep, Leaves, Outputs, StateCodec
 from tekoa.loop.engine.programs import Programs
-from tekoa.loop.feed import BatchFeed
+from tekoa.loop.feed import BatchFeed, Form
 from tekoa.loop.task import StopRequest
 from tekoa.sharding.placement import Placement
 
@@ -81,7 +81,7 @@ class Runner:
         # A list of arrays that must stay valid, and the same as a state.
         self._held: tuple[Leaves, TrainState] | None = None
         self._empty_sums: PyTree = None
-        self._compiled: set[FlatStep] = set()
+        self._compiled: set[tuple[FlatStep, Form]] = set()  # Programs, and what they ran on.
         self._compile_seconds = 0.0
         self.codec, self.feed, self._place = codec, feed, place
         self.group: Group | None = None
@@ -89,7 +89,7 @@ class Runner:
         self.before_dispatch: Callable[[int], object] | None = None
         self._dispatcher, self._last = programs.dispatcher, programs.last
         self._rollback = programs.rollback
-        self._queue: list[tuple[Any, Any]] = []  # Batches and their forms.
+        self._queue: list[tuple[Any, Form]] = []
         self.step = int(state.step)
         self.is_exhausted, self._data_seconds = False, 0.0
         self._start = self.step, feed.state
@@ -186,11 +186,11 @@ class Runner:
             ):
                 if self.before_dispatch is not None:
                     self.before_dispatch(self.step)
-                group, is_last = self._next_group(target, origin)
-                if not group:
+                group, form, is_last = self._next_group(target, origin)
+                if form is None:
                     break
                 batch, has_grads = group[-1], is_last
-                self._run(group, is_last)
+                self._run(group, form, is_last)
                 self.step += len(group)
         except BaseException:
             self.step = int(self.state.step)  # An interrupt may have come in between.
@@ -209,8 +209,8 @@ class Runner:
             data_seconds=self._data_seconds,
         )
 
-    def _next_group(self, target: int, origin: int) -> tuple[list[Any], bool]:
-        """Returns the batches of the next dispatch, and whether it is the last one."""
+    def _next_group(self, target: int, origin: int) -> tuple[list[Any], Form | None, bool]:
+        """Returns the batches of the next dispatch, their form, and whether it is the last one."""
         # The last step before a checkpoint runs by itself: it may return its gradients.
         n_left = target - self.step - 1
         n = self._dispatcher.n_next(self.step - origin, n_left)
@@ -222,7 +222,8 @@ class Runner:
         if n > 1 and any(form is not queue[0][1] for _, form in queue[:n]):
             n = 1  # Batches of different lengths cannot be stacked.
         group, self._queue = [batch for batch, _ in queue[:n]], queue[n:]
-        return group, n_left == 0 or (self.is_exhausted and len(queue) == 1)
+        form = queue[0][1] if queue else None
+        return group, form, n_left == 0 or (self.is_exhausted and len(queue) == 1)
 
     def _fill_queue(self, n: int) -> None:
         began = time.perf_counter()
@@ -234,7 +235,7 @@ class Runner:
                 self.is_exhausted = True
         self._data_seconds += time.perf_counter() - began
 
-    def _run(self, group: list[Any], is_last: bool) -> None:
+    def _run(self, group: list[Any], form: Form, is_last: bool) -> None:
         run, batch = (self._last, group[0]) if is_last else self._dispatcher.program(group)
         rollback = self._rollback
         leaves = self._current[0][0]
@@ -243,7 +244,7 @@ class Runner:
             rollback.add(run, leaves, batch, is_held=is_held)
         # A step consumes its arrays. They are copied if someone holds them, or if the program is
         # yet to be compiled: an interrupt during compilation must not lose them.
-        is_new, began = run not in self._compiled, time.perf_counter()
+        is_new, began = (run, form) not in self._compiled, time.perf_counter()
         if is_held or is_new:
             leaves = copy_leaves(leaves)
         # In one piece of C code: an interrupt between the call and an assignment would lose
@@ -252,7 +253,7 @@ class Runner:
         self._held = None
         if is_new:  # The call returns before the step is done, but not before it is compiled.
             self._compile_seconds += time.perf_counter() - began
-            self._compiled.add(run)
+            self._compiled.add((run, form))
         self._lookahead.sent(self._current[0][1][0])
         if rollback is not None and rollback.is_due:
             self._verify_unguarded(all_ran=True)

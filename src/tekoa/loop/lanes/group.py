@@ -230,7 +230,9 @@ def join(loops: Sequence[TrainLoop], how: machine.How = "auto") -> list[list[int
         lane = _Lane(loop)
         traced = lane.trace(lane.options, loss_only=False)
         for indices, lanes, programs in groups:
-            if lane.limits == lanes[0].limits and traced.is_like(programs[0]):
+            # A shared program has the shapes of the first batch.
+            has_one_shape = all(x.runner.feed.has_one_shape for x in (lane, lanes[0]))
+            if has_one_shape and lane.limits == lanes[0].limits and traced.is_like(programs[0]):
                 indices.append(i)
                 lanes.append(lane)
                 programs.append(traced)
