@@ -51,6 +51,31 @@ def test_a_writer_of_another_machine_that_renews_is_not_replaced(url, monkeypatc
         RemoteLease(Objects(url))
 
 
+def test_of_two_that_wait_for_a_silent_writer_one_takes_over(url, monkeypatch):
+    """The other process is faster by a moment, and renews the lease as every writer does."""
+    write_owner(url, host="elsewhere")
+    faster = {**lease.identity(1), "host": "third", "token": "faster", "count": 0}
+    put, versions, clock = Objects.put, [], [0.0]
+
+    def put_second(self, path, data, *, replaces):
+        if not versions:
+            versions.append(put(self, path, json.dumps(faster).encode(), replaces=replaces))
+        return put(self, path, data, replaces=replaces)
+
+    def sleep(seconds):
+        clock[0] += seconds
+        if versions and clock[0] % remote_lease.RENEW_SECONDS == 0:
+            faster["count"] += 1
+            data = json.dumps(faster).encode()
+            versions.append(put(Objects(url), NAME, data, replaces=versions[-1]))
+
+    monkeypatch.setattr(Objects, "put", put_second)
+    monkeypatch.setattr(remote_lease.time, "sleep", sleep)
+    monkeypatch.setattr(remote_lease.time, "monotonic", lambda: clock[0])
+    with pytest.raises(errors.LeaseHeldError, match="on third"):
+        RemoteLease(Objects(url))
+
+
 def test_a_writer_that_was_replaced_learns_it(url, monkeypatch):
     monkeypatch.setattr(remote_lease, "RENEW_SECONDS", 3600)
     held = RemoteLease(Objects(url))

@@ -201,34 +201,57 @@ def _release_all() -> None:
 
 
 def _take(lease: Lease) -> None:
-    first_seen: dict[str, Any] | None = None
-    start = time.monotonic()
+    takeover = Takeover(lease.directory, lease._path, stale_seconds=STALE_SECONDS)
     while True:
         with _locked(lease.directory):
-            owner = _read(lease._path)
-            waited = time.monotonic() - start
-            state = "free" if owner is None else state_of(owner)
-            if state in ("free", "dead") or (owner == first_seen and waited > STALE_SECONDS):
-                if owner is not None:
-                    _log.warning("%s: took over the lease of %s", lease.directory, describe(owner))
+            if takeover.is_free(_read(lease._path)):
                 durable.replace(lease._path, json.dumps(lease._me).encode(), sync=False)
                 return
-            assert owner is not None
-        if state == "alive" or (first_seen is not None and owner != first_seen):
-            raise errors.LeaseHeldError(
-                f"{lease.directory}: {describe(owner)} is writing here. Two trainers must not "
-                "share a directory: stop that one or choose another directory. If it will never "
-                f"continue, remove {lease._path}."
-            )
-        if first_seen is None:
-            _log.warning(
-                "%s: waiting up to %.0f seconds, in case %s still writes here",
-                lease.directory,
-                STALE_SECONDS,
-                describe(owner),
-            )
-        first_seen = owner
         time.sleep(0.2)
+
+
+class Takeover:
+    """Decides whether a lease that another process has written may be taken, call by call.
+
+    Args:
+        directory: The directory of the lease, for messages.
+        file: The file of the lease, for messages.
+        stale_seconds: How long a lease whose process is unknown must stay unchanged.
+    """
+
+    def __init__(self, directory: object, file: object, *, stale_seconds: float):
+        self._directory, self._file, self._stale_seconds = directory, file, stale_seconds
+        self._first_seen: dict[str, Any] | None = None
+        self._start = time.monotonic()
+
+    def is_free(self, owner: dict[str, Any] | None) -> bool:
+        """Returns whether nobody holds the lease any more; if not, ask again a little later.
+
+        Args:
+            owner: The present content of the lease; None if there is none.
+
+        Raises:
+            errors.LeaseHeldError: If its process is alive.
+        """
+        if owner is None:
+            return True
+        state, who = state_of(owner), describe(owner)
+        has_changed = self._first_seen is not None and owner != self._first_seen
+        is_stale = not has_changed and time.monotonic() - self._start > self._stale_seconds
+        if state == "dead" or (state == "unknown" and is_stale):
+            _log.warning("%s: took over the lease of %s", self._directory, who)
+            return True
+        if state == "alive" or has_changed:
+            raise errors.LeaseHeldError(
+                f"{self._directory}: {who} is writing here. Two trainers must not share a "
+                "directory: stop that one or choose another directory. If it will never continue, "
+                f"remove {self._file}."
+            )
+        if self._first_seen is None:
+            text = "%s: waiting up to %.0f seconds, in case %s still writes here"
+            _log.warning(text, self._directory, self._stale_seconds, who)
+        self._first_seen = owner
+        return False
 
 
 def is_held_by(directory: pathlib.Path, group: str) -> bool:

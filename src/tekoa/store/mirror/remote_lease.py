@@ -47,7 +47,7 @@ class RemoteLease:
         self._lock = threading.Lock()
         self._loss = ""
         self._released = threading.Event()
-        threading.Thread(target=self._renew_often, name="tekoa-lease", daemon=True).start()
+        threading.Thread(target=self._renew_often, name="tekoa-remote-lease", daemon=True).start()
 
     def check(self) -> None:
         """Raises `errors.FencedError` if another writer took the lease."""
@@ -70,38 +70,19 @@ class RemoteLease:
                     _log.warning("could not release the lease: %s", error)
 
     def _take(self) -> str:
-        first_seen: bytes | None = None
-        start = time.monotonic()
+        names = (self._objects.url, self._objects.at(NAME))
+        takeover = lease.Takeover(*names, stale_seconds=STALE_SECONDS)
         while True:
-            seen = self._objects.read(NAME)
-            data, version = seen or (b"", ABSENT)
+            data, version = self._objects.read(NAME) or (b"", ABSENT)
             owner = _parse(data)
-            state = "free" if seen is None or owner.get("is_released") else lease.state_of(owner)
-            is_stale = data == first_seen and time.monotonic() - start > STALE_SECONDS
-            if state in ("free", "dead") or is_stale:
-                if state != "free":
-                    who = lease.describe(owner)
-                    _log.warning("%s: took over the lease of %s", self._objects.url, who)
+            is_free = version == ABSENT or owner.get("is_released")
+            if takeover.is_free(None if is_free else owner):
                 try:
                     return self._objects.put(NAME, self._encode(), replaces=version)
-                except ConflictError:
-                    first_seen = None  # Another process was faster.
-                    continue
-            if state == "alive" or (first_seen is not None and data != first_seen):
-                raise errors.LeaseHeldError(
-                    f"{self._objects.url}: {lease.describe(owner)} is writing here. Two trainers "
-                    "must not share a directory: stop that one or choose another directory. If "
-                    f"it will never continue, delete {self._objects.at(NAME)}."
-                )
-            if first_seen is None:
-                _log.warning(
-                    "%s: waiting up to %.0f seconds, in case %s still writes here",
-                    self._objects.url,
-                    STALE_SECONDS,
-                    lease.describe(owner),
-                )
-            first_seen = data
-            time.sleep(_POLL_SECONDS)
+                except ConflictError:  # Another process was faster.
+                    takeover = lease.Takeover(*names, stale_seconds=STALE_SECONDS)
+            else:
+                time.sleep(_POLL_SECONDS)
 
     def _check_conditions(self) -> None:
         """Raises if the store ignores the condition of a put."""
