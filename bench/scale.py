@@ -28,7 +28,7 @@ from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.estimator.modes import plan
 from tekoa.loop.engine.flat_state import StateCodec
 from tekoa.loop.task import ModelTraining, Options
-from tekoa.models import transformer_lm
+from tekoa.models import text, transformer_lm
 from tekoa.sharding.placement import Placement
 from tekoa.store import store
 from tekoa.store.read import restore as restore_lib
@@ -176,7 +176,7 @@ def bench_plan(args):
         task = tekoa.TrainTask(
             optimizer=optax.adam(1e-3),
             data=(),
-            loss=transformer_lm.loss,
+            loss=text.token_loss,
             split=lambda batch: ((inputs(batch),), (batch,)),
         )
         training = ModelTraining(tekoa.as_model_fns(model), task)

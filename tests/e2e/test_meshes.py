@@ -9,7 +9,7 @@ import pytest
 
 import tekoa
 from tekoa.core import trees
-from tekoa.models import transformer_lm
+from tekoa.models import text, transformer_lm
 from tekoa.sharding import specs as specs_lib
 from tekoa.testing import count_compilations
 
@@ -31,7 +31,7 @@ def make_loop(n_steps, layout=None, optimizer=None, **options):
     task = tekoa.TrainTask(
         optimizer=optimizer or optax.adam(1e-2),
         data=tokens(n_steps),
-        loss=transformer_lm.loss,
+        loss=text.token_loss,
         split=lambda batch: ((SPLIT(batch),), (batch,)),
     )
     options = {"n_steps": n_steps, "n_steps_per_checkpoint": 5, "grads": False, **options}

@@ -5,7 +5,7 @@ import pytest
 from tekoa.estimator.cli import main
 
 # It imports `long_model`, which only works when the command runs it.
-collect_ignore = ["short_model.py", "eject/plain_model.py"]
+collect_ignore = ["short_model.py"]
 
 SMALL = [
     "--train_batch_size=64",

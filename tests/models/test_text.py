@@ -89,7 +89,7 @@ def test_the_training_loss_is_smoothed_and_reports_the_plain_one():
         "token_mask": np.array([[True, True, True], [True, False, False]]),
     }
     plain = text.token_losses(logits, batch)
-    value, metrics = text.training_loss(logits, batch, label_smoothing=0.2, z_loss=0.01)
+    value, metrics = text.training_loss(label_smoothing=0.2, z_loss=0.01)(logits, batch)
     is_counted = batch["token_mask"]
     normalizer = np.log(np.exp(logits).sum(-1))[is_counted]
     uniform = normalizer - logits.mean(-1)[is_counted]

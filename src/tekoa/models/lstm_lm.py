@@ -119,10 +119,10 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
     plain = LstmLM(vocab_size, start_id, **config.model_config)
     model = lora.adapted(plain, config, inputs(data.sample))
 
+    token_loss = text.training_loss(label_smoothing=config.label_smoothing, z_loss=config.z_loss)
+
     def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
-        value, metrics = text.training_loss(
-            logits, batch, label_smoothing=config.label_smoothing, z_loss=config.z_loss
-        )
+        value, metrics = token_loss(logits, batch)
         # With gradient accumulation, this sees only a part of the rows. The counts of all parts
         # must add up to the square root of the number of tokens.
         fraction = logits.shape[0] / data.batch_size

@@ -155,20 +155,32 @@ def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
     return _mean_over_tokens(losses, batch)
 
 
-def training_loss(
-    logits_BxLxV: jax.Array, batch: Mapping[str, Any], *, label_smoothing: float, z_loss: float
-) -> tuple[Mean, dict[str, Mean]]:
-    """Returns the mean loss that is minimized, and the plain one as metrics to report.
+Loss = Callable[..., tuple[Mean, dict[str, Mean]]]
+
+
+def training_loss(*, label_smoothing: float, z_loss: float) -> Loss:
+    """Returns the loss: the mean that is minimized, and the plain one as metrics to report.
 
     Args:
-        logits_BxLxV: Scores of the tokens.
-        batch: Tokens, and possibly their mask.
         label_smoothing: As for `tekoa.cross_entropy`.
         z_loss: As for `tekoa.cross_entropy`.
     """
-    cost = token_losses(logits_BxLxV, batch)
     if not (label_smoothing or z_loss):
-        return cost, {"cost": cost}
+        return token_loss
+    return functools.partial(changed_loss, label_smoothing=label_smoothing, z_loss=z_loss)
+
+
+def token_loss(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
+    """Returns the mean loss of the tokens, also as the metric `cost`."""
+    cost = token_losses(logits_BxLxV, batch)
+    return cost, {"cost": cost}
+
+
+def changed_loss(
+    logits_BxLxV: jax.Array, batch: Mapping[str, Any], *, label_smoothing: float, z_loss: float
+) -> tuple[Mean, dict[str, Mean]]:
+    """Returns the mean loss with smoothing and penalty, and the plain one as metrics."""
+    cost = token_losses(logits_BxLxV, batch)
     losses = cross_entropy(
         logits_BxLxV, batch["tokens"], label_smoothing=label_smoothing, z_loss=z_loss
     )

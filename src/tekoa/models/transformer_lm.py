@@ -34,7 +34,6 @@ from flax import linen as nn
 from ml_collections import config_dict
 
 import tekoa
-from tekoa import Mean
 from tekoa.data import Source
 from tekoa.estimator import DataFacts, Experiment, UsageError, lora, make_optimizer
 from tekoa.models import text
@@ -121,19 +120,19 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
     )
 
     inputs = functools.partial(model_inputs, start_id=start_id)
-    cost = functools.partial(loss, label_smoothing=config.label_smoothing, z_loss=config.z_loss)
+    loss = text.training_loss(label_smoothing=config.label_smoothing, z_loss=config.z_loss)
     model = lora.adapted(model, config, inputs(data.sample))
 
     def optimizer() -> optax.GradientTransformation:
         return make_optimizer(
             config.opt_config,
             n_batches=data.n_batches,
-            find_scales=lambda: tekoa.find_scales(model, cost, data.sample, split=result.split),
+            find_scales=lambda: tekoa.find_scales(model, loss, data.sample, split=result.split),
         )
 
     result = Experiment(
         model=model,
-        loss=cost,
+        loss=loss,
         optimizer=optimizer,
         inputs=inputs,
         metrics={"cost": text.token_losses, "mrr": text.reciprocal_ranks},
@@ -160,17 +159,6 @@ def _check(config: Any) -> None:
             "--module_config.opt_config.learning_rate: auto sets its own rates. Choose another "
             "optimizer, such as --module_config.opt_config.optimizer=adam."
         )
-
-
-def loss(
-    logits: jax.Array,
-    batch: Mapping[str, Any],
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> tuple[Mean, dict[str, Mean]]:
-    """Returns the mean cross entropy of the tokens, the plain one also as the metric `cost`."""
-    return text.training_loss(logits, batch, label_smoothing=label_smoothing, z_loss=z_loss)
 
 
 def model_inputs(batch: Mapping[str, Any], *, start_id: int) -> Any:

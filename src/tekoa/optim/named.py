@@ -77,6 +77,11 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
         self.name, self.facts, self._cell = name, {}, cell
         return self
 
+    @property
+    def resolved(self) -> optax.GradientTransformationExtraArgs:
+        """The optimizer that was chosen; an error before `resolve`."""
+        return self._cell[-1]
+
     def resolve(
         self,
         find_table: FindTable,

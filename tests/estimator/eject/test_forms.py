@@ -1,33 +1,41 @@
-"""The body of `experiment` as statements of a file."""
+"""The parts of an ejected file."""
 
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import optax
+import plain_model
 import pytest
 
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.estimator.eject.forms import _flattened
+from tekoa.estimator.eject.forms import _short
+from tekoa.estimator.eject.source import Code
+from tekoa.estimator.model_file.experiment import DataFacts
 
-TEXT = """def experiment():
-    width = f(3)
-
-    def loss(out, batch):
-        return out
-
-    return Experiment(
-        model=Net(width), loss=loss, inputs=lambda batch: batch["x"], optimizer=optax.sgd(1.0)
-    )
-"""
+CONFIG = plain_model.get_config()
+BATCH = {"x": jnp.ones((8, 3)), "y": jnp.ones(8)}
+FACTS = DataFacts(info=None, n_examples=40, batch_size=8, sample=BATCH)
 
 
-def test_experiment_becomes_statements():
-    blocks, optimizer = _flattened(TEXT)
-    assert [block.strip() for block in blocks] == [
-        "width = f(3)",
-        "def loss(out, batch):\n    return out",
-        "model = Net(width)",
-        'def inputs(batch):\n    return batch["x"]',
-    ]
-    assert optimizer == "optax.sgd(1.0)"
+def parts_of(**changes):
+    experiment = plain_model.experiment(CONFIG, FACTS)
+    vars(experiment).update(changes)
+    run = SimpleNamespace(module=plain_model, settings=CONFIG)
+    program = SimpleNamespace(experiment=lambda kind: experiment, facts=lambda kind: FACTS)
+    return _short(run, program, Code(plain_model), optax.sgd(0.5), BATCH, True)
 
 
-def test_other_results_are_refused():
-    with pytest.raises(UsageError, match="return Experiment"):
-        _flattened("def experiment():\n    return made")
+def test_sections_have_what_they_are_named_after():
+    sections = parts_of().sections
+    assert [*sections] == ["Model and loss", "Optimizer", "Training"]
+    model, optimizer, training = ("\n".join(blocks) for blocks in sections.values())
+    assert "model = Linen(" in model
+    assert "def squared_error" in model
+    assert optimizer == "tx = optax.chain(optax.identity(), optax.scale(step_size=-0.5))"
+    assert "def are_finite" in training
+    assert "def train_step" in training
+
+
+def test_training_of_some_parameters_is_refused():
+    with pytest.raises(UsageError, match="trainable"):
+        parts_of(trainable="Dense_0")

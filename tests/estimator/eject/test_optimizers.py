@@ -1,76 +1,94 @@
-"""Optimizers written out as plain code take the same steps."""
-
-import collections
+"""Optimizers written as code take the same steps."""
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+import plain_model
 import pytest
+from test_plain import PARAMS, check_same_steps
 
+import tekoa
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.estimator.eject.optimizers import WATCHED, plain_optimizer
-from tekoa.estimator.eject.watch import Watch
+from tekoa.estimator.eject.optimizers import PlainOptimizer
+from tekoa.estimator.eject.source import Code
 from tekoa.optim import named, sphere
-from tekoa.optim.amos import transform
 from tekoa.optim.scales.auto import scales_of_function
-
-PARAMS = {
-    "a": jnp.ones((3, 4, 5)),
-    "b": jnp.linspace(0.0, 1.0, 5),
-    "c": jnp.ones((5, 2)),
-}
 
 
 def loss(params, x):
-    for kernel in params["a"][:, :, :4]:
-        x = jnp.tanh(x @ kernel)
-    return jnp.sum((x @ params["a"][0] + params["b"]) @ params["c"])
+    for i in range(3):
+        x = jnp.tanh(x @ params[f"kernel_{i}"])
+    return jnp.sum((x + params["b"]) @ params["c"])
 
 
-def check_same_steps(make):
-    with Watch(functions=WATCHED) as watch:
-        tx = make()
-    plain = plain_optimizer(watch, PARAMS)
-    names = {"jax": jax, "jnp": jnp, "optax": optax, "collections": collections}
-    exec(plain.code, names)
-    other = eval(plain.call, names)
-    rng = np.random.default_rng(0)
-    states, params = [tx.init(PARAMS), other.init(PARAMS)], [PARAMS, PARAMS]
-    for _ in range(4):
-        grads = jax.tree.map(lambda x: jnp.float32(rng.normal(size=x.shape)), PARAMS)
-        for i, t in enumerate((tx, other)):
-            updates, states[i] = jax.jit(t.update)(grads, states[i], params[i])
-            params[i] = optax.apply_updates(params[i], updates)
-        for a, b in zip(*map(jax.tree.leaves, params), strict=True):
-            np.testing.assert_array_equal(a, b)
+SHAPES = {f"kernel_{i}": (4, 4) for i in range(3)} | {"b": (4,), "c": (4, 2)}
+NETWORK = {name: jnp.ones(shape) for name, shape in SHAPES.items()}
 
 
-# A change of sphere must be followed by the plain form of it: pieces.sphere.
-@pytest.mark.parametrize("settings", [*sphere.RULES.values(), {"nesterov": False}, {"c": 2.0}])
+def code_of(tx, params=PARAMS):
+    plain = PlainOptimizer(Code(plain_model), params, is_single_cpu=False)
+    expression = plain.expression(tx)
+    return [*plain._code.blocks.values(), *plain.blocks], expression
+
+
+def rebuilt(tx, params=PARAMS):
+    blocks, expression = code_of(tx, params)
+    names = {"jax": jax, "jnp": jnp, "optax": optax}
+    exec("\n".join(blocks), names)
+    return eval(expression, names)
+
+
 @pytest.mark.parametrize("n_steps", [20, None])
-def test_sphere(settings, n_steps):
-    table = scales_of_function(loss, PARAMS, jnp.ones((2, 4)))
-    if n_steps is None:
-        settings = {k: v for k, v in settings.items() if k != "tail"}
-    check_same_steps(lambda: sphere.auto_sphere(table, n_steps=n_steps, **settings))
+def test_auto(n_steps):
+    table = scales_of_function(loss, NETWORK, jnp.ones((2, 4)))
+    tx = sphere.auto_sphere(table, n_steps=n_steps)
+    check_same_steps(tx, rebuilt(tx, NETWORK), NETWORK)
 
 
 def test_sphere_with_other_slots_is_refused():
-    table = scales_of_function(loss, PARAMS, jnp.ones((2, 4)))
+    table = scales_of_function(loss, NETWORK, jnp.ones((2, 4)))
     with pytest.raises(UsageError, match="is_reduced"):
-        check_same_steps(lambda: sphere.sphere(table, n_steps=5, is_reduced=True))
+        code_of(sphere.sphere(table, n_steps=5, is_reduced=True), NETWORK)
 
 
-def test_optimizer_of_optax_by_name():
-    check_same_steps(lambda: named.choose("adamw", lambda: None, n_steps=3).optimizer)
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.adamw(0.1, weight_decay=0.3),
+        optax.sgd(0.1, momentum=0.9, nesterov=True),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-3)),
+        optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 10)),
+        tekoa.amos(0.1, lambda name, shape: 0.5, momentum=0.9, clip_value=2.0),
+    ],
+    ids=["adamw", "sgd", "clip", "schedule", "amos"],
+)
+def test_chains_are_read_off_their_functions(tx):
+    check_same_steps(tx, rebuilt(tx))
+
+
+def test_optimizer_by_name_keeps_its_name():
+    tx = named.NamedOptimizer("adamw")
+    tx.resolve(lambda: None, n_steps=3)
+    assert code_of(tx) == ([], f"optax.adamw(learning_rate={named.DEFAULT_RATE})")
 
 
 def test_amos_has_numbers_instead_of_formulas():
-    with Watch(functions=WATCHED) as watch:
-        transform.amos(
-            0.1, lambda name, shape: shape[0] ** -0.5, lambda name, shape: (1,) * len(shape)
-        )
-    plain = plain_optimizer(watch, PARAMS)
-    assert f'"a": ({3**-0.5!r}, (1, 1, 1))' in plain.code
-    assert plain.call is None
+    tx = tekoa.amos(
+        0.1, lambda name, shape: shape[0] ** -0.5, lambda name, shape: (1,) * len(shape)
+    )
+    blocks, expression = code_of(tx)
+    assert f'"a": ({3**-0.5!r}, (1, 1, 1))' in blocks[-1]
+    assert expression == "amos(lambda step: 0.1, 0.999, SCALES, False)"
+
+
+@pytest.mark.parametrize(
+    ("tx", "message"),
+    [
+        (optax.lbfgs(), "cannot be ejected"),
+        (optax.inject_hyperparams(optax.adam)(0.1), "cannot be ejected"),
+        (tekoa.amos(0.1, lambda name, shape: 0.5, extra_l2=0.1), "extra_l2"),
+    ],
+)
+def test_others_are_refused(tx, message):
+    with pytest.raises(UsageError, match=message):
+        code_of(tx)

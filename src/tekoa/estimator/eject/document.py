@@ -1,17 +1,16 @@
 """The text of an ejected file."""
 
 import ast
+import dataclasses
 import pathlib
 import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.estimator.eject import edits, source
-from tekoa.estimator.eject.examples import Examples
-from tekoa.estimator.eject.forms import PlainParts
+from tekoa.estimator.eject import text as texts
 from tekoa.estimator.replay.record import Start
 from tekoa.estimator.run import cadence
 from tekoa.estimator.run.run import Run
@@ -26,15 +25,28 @@ _OTHERS = {
 _VERSIONS = ("jax", "flax", "equinox", "haiku", "optax", "numpy")
 
 
-def write(run: Run, start: Start, parts: PlainParts, examples: Examples) -> str:
-    """Returns the text of the file."""
-    optimizer = parts.optimizer
-    sections = {
-        "Data": [examples.code()],
-        "Model and loss": [*parts.source.stand_ins, *parts.model],
-        "Optimizer": [optimizer.code, f"tx = {optimizer.call}" if optimizer.call else ""],
-        "Training": [parts.training],
-    }
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Imports and numbers of an ejected file.
+
+    Attributes:
+        imports: Lines that import packages.
+        n_steps: The number of steps whose examples are stored.
+    """
+
+    imports: Sequence[str]
+    n_steps: int
+
+
+def write(run: Run, start: Start, sections: Mapping[str, list[str]], settings: Settings) -> str:
+    """Returns the text of the file.
+
+    Args:
+        run: The run.
+        start: Its first start.
+        sections: Blocks of code by title.
+        settings: Imports and numbers.
+    """
     body = "\n\n\n".join(
         f"# {name}\n\n" + "\n\n\n".join(block.strip("\n") for block in blocks if block.strip())
         for name, blocks in sections.items()
@@ -44,30 +56,28 @@ def write(run: Run, start: Start, parts: PlainParts, examples: Examples) -> str:
     numbers = {
         "SEED": start.seed,
         "BATCH_SIZE": run.config.train_batch_size,
-        "N_STEPS": len(examples.order),
+        "N_STEPS": settings.n_steps,
         "PRINT_EVERY": cadence.steps_between(
             run.config.check_every_steps, run.config.save_every_steps
         ),
     }
-    imports = _imports(body, [*parts.source.imports, *parts.imports])
-    settings = f"{', '.join(numbers)} = {', '.join(map(str, numbers.values()))}"
-    return f'"""{_title(run, start, imports)}"""\n\n{imports}\n\n{settings}\n\n{body}\n'
+    numbers = {name: value for name, value in numbers.items() if name in body}
+    imports = _imports(body, settings.imports)
+    first = f"{', '.join(numbers)} = {', '.join(map(str, numbers.values()))}"
+    return f'"""{_title(run, start, imports)}"""\n\n{imports}\n\n{first}\n\n{body}\n'
 
 
 def _check_names(body: str) -> None:
-    """Raises `UsageError` if a function uses a name that a later line binds again."""
+    """Raises `UsageError` if a name, other than `model`, is bound twice."""
     bound: set[str] = set()
-    used: set[str] = set()
     for node in ast.parse(body).body:
-        names = set(source.bound_names(node))
-        if twice := sorted(names & bound & used):
+        names = texts.bound_names(node) - {"model"}
+        if twice := names & bound:
             raise UsageError(
-                f"{twice[0]!r} would mean two things in the ejected file: rename a variable or a "
+                f"{min(twice)!r} would mean two things in the ejected file: rename a variable or a "
                 "function of the model file to eject this run."
             )
         bound |= names
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            used |= set(edits.loaded_names(node)) - source.local_names(node)
 
 
 def _title(run: Run, start: Start, imports: str) -> str:
@@ -110,5 +120,6 @@ def format_file(path: pathlib.Path) -> None:
     beside = pathlib.Path(sys.executable).with_name("ruff")
     ruff = str(beside) if beside.exists() else shutil.which("ruff")
     if ruff is not None:
-        words = ["format", "--isolated", "--line-length=100", "--quiet", str(path)]
+        words = ["format", "--isolated", "--line-length=100", "--quiet"]
+        words += ["--config", "format.skip-magic-trailing-comma=true", str(path)]
         subprocess.run([ruff, *words], check=False)

@@ -82,8 +82,10 @@ def eject(
     stored = examples.read(program.train_batches(start.seed), max(1, n_steps))
     saved = next((replayer.facts(step) for step in sorted(replayer.stored)), {})
     parts = forms.plain_parts(run, program, start, saved.get("optimizer"))
+    sections = {"Data": [stored.code()], **parts.sections}
+    settings = document.Settings(imports=parts.imports, n_steps=len(stored.order))
+    code = document.write(run, start, sections, settings)
     stored.save(target.with_suffix(".npz"))
-    code = document.write(run, start, parts, stored)
     durable.replace(target, code.encode())
     document.format_file(target)
     return target

@@ -1,182 +1,282 @@
-"""The optimizer of a run as plain code: sphere and Amos written out, those of optax by name."""
+"""The optimizer of a run as code, read off its functions.
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+An optimizer is a pair of functions, and their variables are the arguments that it was created
+with: `optax.adamw(0.1)` is written as the chain that it is. Amos and sphere become plain code, with
+a table of the numbers of each parameter.
+"""
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 import optax
+import optax.contrib
 
 from tekoa.core import trees
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.estimator.eject import pieces
-from tekoa.estimator.eject.watch import Watch
-from tekoa.estimator.model_file import optimizers
-from tekoa.optim import muon, named, sphere
-from tekoa.optim.amos import budget, slots, transform
+from tekoa.estimator.eject import plain
+from tekoa.estimator.eject.source import Code
+from tekoa.optim import named, sphere
+from tekoa.optim.amos import slots, transform
 
-# Functions whose calls say which optimizer a run has.
-WATCHED: tuple[Callable[..., Any], ...] = (
-    named.choose,
-    optimizers.from_optax,
-    optimizers.make_optimizer,
-    sphere.sphere,
-    sphere.step_size,
-    sphere.anytime_step_size,
-    transform.amos,
-    budget.amos_for_budget,
-    muon.muon_for,
-)
-# The constants of `sphere` that its plain form has; the others are part of the table of roles.
-_IN_TABLE = {
-    *("output_factor", "full_depth", "branch_depth_power", "divides_added", "branch_power"),
-    "table_depth_power",
-}
-_IN_CODE = {"b1", "b2", "nesterov", "min_rms", "restarts"}
+_MODULES = (optax, optax.contrib)
+# Arguments of `update` that only optimizers with a line search or the like use.
+_NEEDS_LOSS = {"value", "value_fn", "grad"}
+# The settings of sphere for which the plain form is written; the others are in its table.
+_SPHERE = {"is_reduced": False, "row_radius": False, "nesterov": True, "restarts": True}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PlainOptimizer:
-    """An optimizer as code.
-
-    Attributes:
-        code: Definitions.
-        call: The expression that creates it; None if the model file has it.
-    """
-
-    code: str
-    call: str | None
-
-
-def plain_optimizer(watch: Watch, params: Any) -> PlainOptimizer:
-    """Returns the code of the optimizer whose creation was watched.
+    """Writes an optimizer.
 
     Args:
-        watch: What ran, with `WATCHED`.
+        code: Collects functions of the model file, such as schedules.
         params: The parameters, or their shapes, in the order of the ejected file.
+        is_single_cpu: Whether the run had a single device, a CPU.
 
-    Raises:
-        UsageError: If it has no plain form.
+    Attributes:
+        blocks: Tables of the numbers of each parameter.
     """
-    for function, name in ((muon.muon_for, "muon"), (budget.amos_for_budget, "amos")):
-        if watch.variables(function):
+
+    def __init__(self, code: Code, params: Any, *, is_single_cpu: bool):
+        self._code, self._params, self._is_single_cpu = code, params, is_single_cpu
+        self.blocks: list[str] = []
+
+    def expression(self, tx: optax.GradientTransformation) -> str:
+        """Returns the code that creates an optimizer.
+
+        Raises:
+            UsageError: If it has no plain form.
+        """
+        if isinstance(tx, named.NamedOptimizer):
+            if tx.name not in named.BY_SCALES:
+                return self._by_name(tx)
+            if tx.name == "muon":
+                raise UsageError("The optimizer 'muon' has no plain form: it cannot be ejected.")
+            tx = tx.resolved
+        variables = variables_of(tx)
+        name = _factory_name(tx.update)
+        if name == "with_extra_args_support":
+            return self.expression(variables["tx"])
+        if name == "in_float32" and self._is_float32():
+            return self.expression(variables["tx"])
+        if name == "chain":
+            parts = [
+                optax.GradientTransformation(*pair)
+                for pair in zip(variables["init_fns"], variables["update_fns"], strict=True)
+            ]
+            return self._chain([_unwrapped(part) for part in parts])
+        if _own(tx.update) is transform.scale_by_amos:
+            return self._amos(variables)
+        return self._brick(tx, variables)
+
+    def _by_name(self, tx: named.NamedOptimizer) -> str:
+        if tx.name == "lbfgs":
+            raise UsageError("lbfgs runs a line search in each step: this run cannot be ejected.")
+        rate = tx.facts["learning_rate"]
+        module = "optax" if hasattr(optax, tx.name) else "optax.contrib"
+        return f"{module}.{tx.name}({'' if rate is None else f'learning_rate={rate!r}'})"
+
+    def _chain(self, parts: list[optax.GradientTransformation]) -> str:
+        if _own(parts[-1].update) is sphere.project_to_sphere:
+            return self._sphere(parts)
+        words = [self.expression(part) for part in parts]
+        return f"optax.chain({', '.join(words)})"
+
+    def _brick(self, tx: optax.GradientTransformation, variables: Mapping[str, Any]) -> str:
+        """Returns the call of a function of optax."""
+        name = _factory_name(tx.update) or _factory_name(tx.init)
+        factory = next((vars(m)[name] for m in _MODULES if name in vars(m)), None)
+        module = "optax" if hasattr(optax, name) else "optax.contrib"
+        if factory is None or _NEEDS_LOSS & inspect.signature(tx.update).parameters.keys():
             raise UsageError(
-                f"The optimizer {name!r} of this run has no plain form, so that it cannot be "
-                "ejected. Runs with 'auto', with tekoa.amos or with optax can."
+                f"The optimizer of this run uses {name!r}, which has no plain form, so that it "
+                "cannot be ejected. Runs with auto, Amos, or chains of optax can."
             )
-    if calls := watch.variables(sphere.sphere):
-        return _plain_sphere(_only(calls, "sphere"), watch, params)
-    is_by_config = bool(watch.variables(optimizers.make_optimizer))
-    if calls := watch.variables(transform.amos):
-        return _plain_amos(_only(calls, "Amos"), params, is_written=not is_by_config)
-    if calls := watch.variables(optimizers.from_optax):
-        # The rate may be that of a group.
-        if watch.variables(optimizers.make_optimizer)[-1].get("table"):
-            raise UsageError("Rates by group have no plain form: this run cannot be ejected.")
-        call = _only(calls, "optimizers")
-        arguments = {"learning_rate": call["rate"], **call["arguments"]}
-        return PlainOptimizer(code="", call=_call_of(call["name"], arguments))
-    for call in watch.variables(named.choose):
-        rate = call["rate"]
-        arguments = {} if rate is None else {"learning_rate": rate}
-        return PlainOptimizer(code="", call=_call_of(call["name"], arguments))
-    return PlainOptimizer(code="", call=None)
+        if name == "scale_by_schedule":
+            inner = variables["step_size_fn"]
+            if _factory_name(inner) == "scale_by_learning_rate":
+                rate = inspect.getclosurevars(inner).nonlocals
+                flip = "" if rate["m"] == -1 else ", flip_sign=False"
+                schedule = self._schedule(rate["learning_rate"])
+                return f"optax.scale_by_learning_rate({schedule}{flip})"
+        arguments = {
+            p.name: variables[p.name]
+            for p in inspect.signature(factory).parameters.values()
+            if p.name in variables and not _is_same(variables[p.name], p.default)
+        }
+        if not _has_variables(factory, arguments, variables):
+            raise UsageError(
+                f"The arguments of {module}.{name} in the optimizer of this run cannot be read, so "
+                "that it cannot be ejected."
+            )
+        words = [f"{key}={self._value(value)}" for key, value in arguments.items()]
+        return f"{module}.{name}({', '.join(words)})"
+
+    def _value(self, value: Any) -> str:
+        if isinstance(value, optax.GradientTransformation):
+            return self.expression(value)
+        if isinstance(value, np.dtype):
+            return f"jnp.{value.name}"
+        return self._schedule(value) if callable(value) else self._code.expression(value)
+
+    def _schedule(self, value: Any) -> str:
+        """Returns the code of a learning rate."""
+        if not callable(value):
+            return self._code.expression(value)
+        name = _factory_name(value)
+        if value.__module__.startswith("optax.") and hasattr(optax, name):
+            variables = inspect.getclosurevars(value).nonlocals
+            parameters = inspect.signature(getattr(optax, name)).parameters
+            words = [f"{k}={self._values(variables[k])}" for k in parameters if k in variables]
+            return f"optax.{name}({', '.join(words)})"
+        return self._code.call(value, "", "learning_rate").removesuffix("()")
+
+    def _values(self, value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(self._values(item) for item in value)}]"
+        return self._schedule(value)
+
+    def _is_float32(self) -> bool:
+        return all(leaf.dtype == np.float32 for leaf in trees.named_leaves(self._params).values())
+
+    def _amos(self, variables: Mapping[str, Any]) -> str:
+        _require("Amos", variables, extra_l2=0.0, d_coef=0.25, c_coef=0.25, epsilon=2**-125)
+        init = variables["args"]
+        rows = {}
+        for name, leaf in trees.named_leaves(self._params).items():
+            eta = slots.eta_of(init[0], name, leaf.shape)
+            if np.ndim(eta):
+                raise UsageError(f"The scale of {'/'.join(name)!r} is an array: no plain form.")
+            shape = slots.slot_shape_of(init[1], name, leaf.shape)
+            rows["/".join(name)] = (eta.item(), shape)
+        leaves = trees.named_leaves(self._params).values()
+        by_slabs = self._is_single_cpu and any(map(slots.is_large, leaves))
+        self._write_table("SCALES", "its scale, and the shape of its slots", rows)
+        rate = variables["learning_rate"]
+        schedule = self._schedule(rate) if callable(rate) else f"lambda step: {rate!r}"
+        return f"{self._piece('amos')}({schedule}, {variables['beta']!r}, SCALES, {by_slabs})"
+
+    def _sphere(self, parts: list[optax.GradientTransformation]) -> str:
+        direction, rate, _ = parts
+        if _factory_name(direction.update) == "restart_after_first":
+            direction = _unwrapped(variables_of(direction)["tx"])
+        if _own(direction.update) is not sphere.scale_by_sphere:
+            name = _factory_name(direction.update)
+            raise UsageError(f"The optimizer {name!r} has no plain form: it cannot be ejected.")
+        rule, table = (variables_of(direction)[name] for name in ("rule", "table"))
+        _require("Sphere", vars(rule), **_SPHERE)
+        rows = {}
+        for name, leaf in trees.named_leaves(self._params).items():
+            row = table.row(name, leaf.shape)
+            scale = rule.scale(row)
+            if np.ndim(scale) or row.role.batched:
+                raise UsageError(
+                    f"{'/'.join(name)!r} consists of several kernels, which has no plain form: "
+                    "this run cannot be ejected."
+                )
+            radius = None
+            if row.role.kind in ("contracted", "looked up"):
+                radius = "always" if sphere.has_radius(row) else "at first"
+            step = float(scale * rule.factor(row, table))
+            rows["/".join(name)] = (float(scale), step, rule.is_divided(row), radius)
+        self._write_table(
+            "ROLES",
+            "scale, size of its steps, whether their direction is divided by its\n"
+            "# rms, and when it is set to its scale",
+            rows,
+        )
+        numbers = f"ROLES, {rule.b1}, {rule.b2}, {max(rule.min_rms, 2**-125)!r}"
+        return f"{self._piece('sphere')}({self._step_size(rate)}, {numbers})"
+
+    def _step_size(self, rate: optax.GradientTransformation) -> str:
+        """Returns the code of the size of a step of sphere."""
+        size = inspect.getclosurevars(variables_of(rate)["step_size_fn"]).nonlocals["learning_rate"]
+        name, values = _factory_name(size), inspect.getclosurevars(size).nonlocals
+        if _own(size) not in (sphere.step_size, sphere.anytime_step_size):
+            raise UsageError("Sphere with a learning rate of its own has no plain form.")
+        if name == "step_size":
+            _require("Sphere", {"tail": values["decay"](0.25)}, tail=0.75)
+        parameters = inspect.signature(getattr(plain, name)).parameters
+        words = ", ".join(f"{key}={values[key]!r}" for key in parameters)
+        return f"{self._piece(name)}({words})"
+
+    def _piece(self, name: str) -> str:
+        """Adds a definition of `plain`, and returns its name."""
+        self._code.add_definition(plain, name)
+        return name
+
+    def _write_table(self, name: str, what: str, rows: Mapping[str, tuple[Any, ...]]) -> None:
+        lines = "\n".join(f'    "{key}": {values!r},' for key, values in rows.items())
+        self.blocks.append(f"# Of each parameter: {what}.\n{name} = {{\n{lines}\n}}")
 
 
-def _only(calls: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
-    if len(calls) > 1:
-        raise UsageError(f"This run has {len(calls)} {name}, so that it cannot be ejected.")
-    return calls[0]
+def variables_of(tx: optax.GradientTransformation) -> dict[str, Any]:
+    """Returns the variables of the functions of an optimizer.
+
+    >>> variables_of(optax.scale(0.5))
+    {'step_size': 0.5}
+    """
+    variables: dict[str, Any] = {}
+    for function in (tx.init, tx.update):
+        if isinstance(function, types.FunctionType):
+            variables.update(inspect.getclosurevars(function).nonlocals)
+        else:  # A partial.
+            variables["args"] = getattr(function, "args", ())
+    return variables
 
 
-def _call_of(name: str, arguments: Mapping[str, Any]) -> str:
-    """Returns the call of an optimizer of optax."""
-    if name == "lbfgs":
-        raise UsageError("lbfgs runs a line search in each step: this run cannot be ejected.")
-    module = "optax" if hasattr(optax, name) else "optax.contrib"
-    words = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    return f"{module}.{name}({words})"
+def _unwrapped(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns what `optax.with_extra_args_support` made accept more arguments."""
+    if _factory_name(tx.update) == "with_extra_args_support":
+        return variables_of(tx)["tx"]
+    return tx
 
 
-def _plain_sphere(call: Mapping[str, Any], watch: Watch, params: Any) -> PlainOptimizer:
-    table, rule = call["table"], sphere.SphereRule(**call["settings"])
-    fields = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
-    others = fields.keys() - _IN_TABLE - _IN_CODE
-    if changed := [n for n in sorted(others) if fields[n] != _plain_value(n)]:
+def _factory_name(function: Any) -> str:
+    """Returns the name of the function that created another, or "".
+
+    >>> _factory_name(optax.scale(0.5).update)
+    'scale'
+    """
+    return getattr(function, "__qualname__", "").partition(".<locals>")[0]
+
+
+def _own(function: Any) -> Callable[..., Any] | None:
+    """Returns the function of Tekoa that created another."""
+    module = getattr(function, "__module__", "")
+    return getattr(sys.modules[module], _factory_name(function), None) if module else None
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two arguments are the same: equal, or functions with the same variables."""
+    if isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType):
+        return a.__code__ is b.__code__
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    return a is b or (type(a) is type(b) and bool(np.all(a == b)))
+
+
+def _has_variables(
+    factory: Callable[..., Any], arguments: Mapping[str, Any], variables: Mapping[str, Any]
+) -> bool:
+    """Whether a function creates, from these arguments, an optimizer with these variables."""
+    try:
+        tx = factory(**arguments)
+    except TypeError:  # An argument is missing.
+        return False
+    if not isinstance(tx, optax.GradientTransformation):
+        return False
+    rebuilt = variables_of(tx)
+    return all(_is_same(rebuilt.get(key), value) for key, value in variables.items())
+
+
+def _require(what: str, values: Mapping[str, Any], **plain: Any) -> None:
+    if changed := [name for name, value in plain.items() if values.get(name, value) != value]:
         raise UsageError(
-            f"Sphere with {', '.join(changed)} has no plain form, so that this run cannot be "
+            f"{what} with {', '.join(changed)} has no plain form, so that this run cannot be "
             "ejected."
         )
-    rows = {}
-    for name, leaf in trees.named_leaves(params).items():
-        row = table.row(name, leaf.shape)
-        scale = rule.scale(row)
-        if np.ndim(scale):
-            raise UsageError(
-                f"The scale of {'/'.join(name)!r} differs by slice, which has no plain form: this "
-                "run cannot be ejected."
-            )
-        axes = tuple(i for i in range(len(row.shape)) if i not in row.role.batched)
-        radius = None
-        if row.role.kind in ("contracted", "looked up"):
-            radius = "always" if sphere.has_radius(row) else "at first"
-        rows["/".join(name)] = (
-            float(scale),
-            float(scale * rule.factor(row, table)),
-            rule.is_divided(row),
-            axes if row.role.batched else None,
-            radius,
-        )
-    has_axes = any(row[3] is not None for row in rows.values())
-    if not has_axes:
-        rows = {name: (*row[:3], row[4]) for name, row in rows.items()}
-    code = pieces.sphere(rows, rule, size=_step_size(call, watch), has_axes=has_axes)
-    return PlainOptimizer(code=code, call="sphere()")
-
-
-def _plain_value(name: str) -> Any:
-    """Returns the value of a constant of sphere for which the plain form is written."""
-    return {"is_reduced": False, "row_radius": False}.get(name)
-
-
-def _step_size(call: Mapping[str, Any], watch: Watch) -> str:
-    """Returns the code of the size of a step."""
-    if calls := watch.variables(sphere.step_size):
-        return pieces.step_size(calls[-1])
-    if calls := watch.variables(sphere.anytime_step_size):
-        return pieces.anytime_step_size(calls[-1])
-    raise UsageError("Sphere with a learning rate of its own has no plain form.")
-
-
-def _plain_amos(call: Mapping[str, Any], params: Any, *, is_written: bool) -> PlainOptimizer:
-    fixed = {"extra_l2": 0.0, "d_coef": 0.25, "c_coef": 0.25, "epsilon": 2**-125}
-    if changed := [name for name, value in fixed.items() if call[name] != value]:
-        raise UsageError(
-            f"Amos with {', '.join(changed)} has no plain form, so that this run cannot be ejected."
-        )
-    rows = {}
-    for name, leaf in trees.named_leaves(params).items():
-        eta = slots.eta_of(call["eta_fn"], name, leaf.shape)
-        if np.ndim(eta):
-            raise UsageError(f"The scale of {'/'.join(name)!r} is an array: it has no plain form.")
-        rows["/".join(name)] = (
-            eta.item(),
-            slots.slot_shape_of(call["shape_fn"], name, leaf.shape),
-        )
-    leaves = zip(jax.tree.leaves(params), rows.values(), strict=True)
-    by_slabs = any(_is_by_slabs(leaf, shape) for leaf, (_, shape) in leaves)
-    code = pieces.amos(rows, by_slabs=by_slabs, has_momentum=call["momentum"] is not None)
-    if is_written:  # The rate may be a function of the model file.
-        return PlainOptimizer(code=code, call=None)
-    numbers = {name: call[name] for name in ("beta", "momentum", "clip_value")}
-    words = [f"{name}={value!r}" for name, value in numbers.items() if value is not None]
-    call_words = ", ".join([repr(call["learning_rate"]), *words])
-    return PlainOptimizer(code=code, call=f"amos({call_words})")
-
-
-def _is_by_slabs(leaf: Any, shape: tuple[int, ...]) -> bool:
-    aligned = (1,) * (len(leaf.shape) - len(shape)) + shape
-    pairs = zip(leaf.shape, aligned, strict=True)
-    axes = [i for i, (n, m) in enumerate(pairs) if m == 1 and n != 1]
-    return axes == [0] and slots.has_slow_reductions(leaf)

@@ -1,376 +1,305 @@
-"""The code of a model that one run uses, from its file and the files beside it."""
+"""The code of the objects of a run: functions, settings and models, with all that they use."""
 
 import ast
-import dataclasses
+import builtins
 import functools
+import inspect
+import math
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
 from flax import linen as nn
 
-from tekoa import sharding
 from tekoa.estimator.cli.flags import UsageError
-from tekoa.estimator.eject import edits, fold, trim
-from tekoa.estimator.eject.edits import Edit, Source
-from tekoa.estimator.eject.fold import is_literal
-from tekoa.estimator.eject.watch import Watch
-from tekoa.estimator.model_file import lora
+from tekoa.estimator.eject import plain
+from tekoa.estimator.eject import text as texts
+from tekoa.estimator.model_file.experiment import DataFacts
 
-# What stands for names of Tekoa in the ejected file; "" if another part of the file defines it.
-STAND_INS = {
-    "DataError": "DataError = ValueError",
-    "DataFacts": "",
-    "Experiment": "",
-    "Mean": 'Mean = collections.namedtuple("Mean", "total count")',
-    "MeanMetrics": "",
-    "ModelFns": "ModelFns = types.SimpleNamespace",
-    "TrainState": "",
-    "UsageError": "UsageError = ValueError",
-    "amos": "",
-}
-# Arguments that the ejected file does not need: what only evaluation uses, and the scales of Amos,
-# which are in a table.
-_NOT_USED: dict[str, set[Any]] = {
-    "Experiment": {"metrics", "predict", "finish", "reduction", "text"},
-    "amos": {1, 2, "eta_fn", "shape_fn"},
-}
-# They return their first argument, without a mesh and without adapters.
-_IDENTITIES = (sharding.constrain, lora.adapted, nn.with_logical_partitioning)
-_MODELS = "tekoa.models."
+# Modules of Tekoa whose code is copied.
+_COPIED = ("tekoa.models.", "tekoa.core.loss.cross_entropy", plain.__name__)
+_CONFIGS = (ml_collections.ConfigDict, ml_collections.FrozenConfigDict)
+_UNKNOWN = object()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelSource:
-    """The code of a model that goes into the ejected file.
-
-    Attributes:
-        imports: Lines that import other packages.
-        stand_ins: Lines that replace names of Tekoa.
-        definitions: The text of each definition by name, in order.
-        tekoa_names: The names of Tekoa that are used.
-        drops_boxes: Whether logical axes of parameters were left out.
-        drops_metrics: Whether the metrics that the loss returns were left out.
-    """
-
-    imports: tuple[str, ...]
-    stand_ins: tuple[str, ...]
-    definitions: dict[str, str]
-    tekoa_names: frozenset[str]
-    drops_boxes: bool = False
-    drops_metrics: bool = False
-
-    def loads(self, name: str) -> bool:
-        """Whether a definition reads a name."""
-        return any(name in edits.loaded_names(ast.parse(t)) for t in self.definitions.values())
-
-
-class ModelFiles:
-    """A model file and the modules it was written with: those beside it, and bundled helpers.
+class Code:
+    """Collects the definitions and the imports of an ejected file.
 
     Args:
-        module: The model file.
+        module: The model file; modules in its folder belong to it.
+
+    Attributes:
+        imports: Lines that import packages.
+        blocks: Definitions by name, each after those that it needs.
     """
 
     def __init__(self, module: types.ModuleType):
-        self.main = module
-        folder = pathlib.Path(module.__file__ or "").parent
-        own = [
-            other
-            for other in [*sys.modules.values()]
-            if isinstance(getattr(other, "__file__", None), str)
-            and (
-                other.__name__.startswith(_MODELS)
-                if module.__name__.startswith(_MODELS)
-                else pathlib.Path(other.__file__ or "").parent == folder
-            )
-        ]
-        self.modules = {other.__name__: other for other in [*own, module]}
+        self._folder = pathlib.Path(module.__file__ or "").parent
+        self._owners: dict[str, Any] = {}
+        self.imports: dict[str, None] = {}
+        self.blocks: dict[str, str] = {}
 
-    @property
-    def files(self) -> list[str]:
-        """The files."""
-        return [module.__file__ or "" for module in self.modules.values()]
-
-    def read(
-        self,
-        roots: Sequence[str],
-        watch: Watch,
-        *,
-        settings: tuple[Any, ...],
-        replaced: Collection[str] = (),
-        loss: str = "",
-    ) -> ModelSource:
-        """Selects what some functions of the model file need.
-
-        Args:
-            roots: The functions.
-            watch: What ran, in these files.
-            settings: Objects whose entries are replaced by their values.
-            replaced: Parts of an `Experiment` that the ejected file has in another form.
-            loss: The name of the loss function, whose metrics are left out.
+    def expression(self, value: Any) -> str:
+        """Returns code for a value, after adding what it needs.
 
         Raises:
-            UsageError: If the code uses something of Tekoa that has no plain equivalent.
+            UsageError: If there is none.
         """
-        without_metrics: list[str] = []
-
-        @functools.cache
-        def text_of(name: str) -> str:
-            module = self.modules[name]
-            rules = [trim.short_docstrings, trim.no_annotations]
-            rules += [trim.first_argument(_is_identity(module)), trim.without_effect]
-            rules += [trim.never_reached, trim.unused_parameters, trim.unused_items]
-            rules += [trim.without_metrics(loss)] if loss else []
-            if module is self.main:
-                builders = _builders(module, watch, settings)
-                not_used = {*_NOT_USED["Experiment"], *replaced}
-                rules += [
-                    _without_arguments(module, {**_NOT_USED, "Experiment": not_used}),
-                    fold.with_values(builders, settings),
-                    trim.results_used([name for name in builders if name in roots]),
-                    fold.without_parameters(builders, settings),
-                    trim.direct_returns,
-                    trim.without_aliases,
-                ]
-            text = pathlib.Path(module.__file__ or "").read_text()
-            text = trim.only_what_ran(text, watch.lines.get(module.__file__ or "", {}))
-            if trim.returns_metrics(text, loss):
-                without_metrics.append(name)
-            return edits.apply(text, *rules, trim.on_one_line)
-
-        source = _Selection(self, text_of).select(roots)
-        original = pathlib.Path(self.main.__file__ or "").read_text()
-        drops_boxes = nn.with_logical_partitioning.__name__ in original
-        return dataclasses.replace(
-            source, drops_boxes=drops_boxes, drops_metrics=bool(without_metrics)
+        if (literal := as_literal(value)) is not _UNKNOWN:
+            return repr(literal)
+        if isinstance(value, (*_CONFIGS, DataFacts)):
+            self.add_definition(plain, "Config")
+            return _config(value)
+        if isinstance(value, nn.Module):
+            return self._linen(value)
+        if isinstance(value, functools.partial):
+            words = [self.expression(value.func), *map(self.expression, value.args)]
+            words += [f"{k}={self.expression(v)}" for k, v in value.keywords.items()]
+            return f"functools.partial({', '.join(words)})"
+        if callable(value) and hasattr(value, "__name__"):
+            return self._function(value)
+        raise UsageError(
+            f"A value of type {type(value).__name__} cannot be written as code, so that this run "
+            "cannot be ejected."
         )
 
+    def call(self, function: Any, arguments: str, name: str) -> str:
+        """Returns the call of a function; `name` names one that has no name."""
+        if isinstance(function, functools.partial):
+            words = [*map(self.expression, function.args), arguments]
+            words += [f"{k}={self.expression(v)}" for k, v in function.keywords.items()]
+            return self.call(function.func, ", ".join(words), name)
+        return f"{self._function(function, name)}({arguments})"
 
-def _builders(
-    module: types.ModuleType, watch: Watch, settings: tuple[Any, ...]
-) -> dict[str, dict[str, Any]]:
-    """Returns the variables of the functions that were called with settings, by name."""
-    functions = {
-        name: value for name, value in vars(module).items() if isinstance(value, types.FunctionType)
-    }
-    calls = {name: watch.variables(function) for name, function in functions.items()}
-    common = {name: _common(variables) for name, variables in calls.items() if variables}
-    return {
-        name: variables
-        for name, variables in common.items()
-        if any(value is setting for value in variables.values() for setting in settings)
-    }
+    def assignment(
+        self, function: Callable[..., Any], keyword: str, values: tuple[Any, ...]
+    ) -> str:
+        """Returns the statements of a function that compute an argument of its last call.
 
+        Args:
+            function: `experiment` of a model file.
+            keyword: The name of the argument, which becomes the name of a variable.
+            values: The arguments of the function.
+        """
+        module = sys.modules[function.__module__]
+        text = texts.definition(texts.read(module), function.__name__) or ""
+        tree = ast.parse(text)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        found = [k.value for call in calls for k in call.keywords if k.arg == keyword]
+        if not found:
+            raise UsageError(f"`experiment` must name {keyword}= in its Experiment to be ejected.")
+        expression = ast.unparse(found[-1])
+        needed, lines = texts.global_names(expression), []
+        for node in reversed(tree.body[0].body):  # type: ignore[attr-defined]
+            if texts.bound_names(node) & needed:
+                statement = texts.dedented(text, node)
+                lines.insert(0, statement)
+                needed |= texts.global_names(statement)
+        lines += [] if expression == keyword else [f"{keyword} = {expression}"]
+        parameters = dict(zip(inspect.signature(function).parameters, values))
+        return self.resolved("\n".join(lines), module, parameters)
 
-def _common(calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the variables that were the same in all calls."""
-    return {
-        name: value
-        for name, value in calls[-1].items()
-        if all(
-            name in call and (call[name] is value or (is_literal(value) and call[name] == value))
-            for call in calls
-        )
-    }
+    def add_definition(self, module: types.ModuleType, name: str) -> None:
+        """Adds the definition of a name of a model file, as it is."""
+        text = texts.definition(texts.read(module), name)
+        if text is None:
+            value = vars(module).get(name, _UNKNOWN)
+            raise UsageError(
+                f"{module.__name__}: the definition of {name!r} was not found, so that this run "
+                f"cannot be ejected (its value is {value!r:.80})."
+            )
+        self._add(name, text, (module.__name__, name), module)
 
+    def resolved(
+        self, text: str, module: types.ModuleType, values: Mapping[str, Any] | None = None
+    ) -> str:
+        """Returns code with the names of the ejected file, after adding all that it needs.
 
-def _resolve(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
-    """Returns the object that `a.b.c` names in a module, or None."""
-    if isinstance(node, ast.Name):
-        return namespace.get(node.id)
-    if isinstance(node, ast.Attribute):
-        return getattr(_resolve(node.value, namespace), node.attr, None)
-    return None
-
-
-def _is_identity(module: types.ModuleType) -> Any:
-    def is_identity(node: ast.expr) -> bool:
-        value = _resolve(node, vars(module))
-        return any(value is function for function in _IDENTITIES)
-
-    return is_identity
-
-
-def _without_arguments(module: types.ModuleType, dropped: Mapping[str, set[Any]]) -> edits.Rule:
-    """Creates the rule that removes arguments of calls, by the name of the function of Tekoa."""
-
-    def rule(tree: ast.Module, source: Source) -> Iterator[Edit]:
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            function = _resolve(call.func, vars(module))
-            if not str(getattr(function, "__module__", "")).startswith("tekoa."):
+        Args:
+            text: Code of a module.
+            module: The module.
+            values: Values of variables that are not those of the module. Settings and facts about
+                the data are replaced by numbers.
+        """
+        text = texts.without_types(text)
+        if module.__name__.startswith("tekoa."):
+            text = texts.short_docstrings(text)
+        names, edits = texts.global_names(text), []
+        for chain in texts.chains(text):
+            root = chain[0].id  # type: ignore[attr-defined]
+            if root not in names:
                 continue
-            removed = dropped.get(getattr(function, "__name__", ""), set())
-            words = [*call.args, *call.keywords]
-            for i, word in enumerate(words):
-                if (word.arg if isinstance(word, ast.keyword) else i) in removed:
-                    yield source.without_item(words, i)
-                    return
+            if root in (values or {}):
+                edits += self._replaced(chain, (values or {})[root])
+            elif not hasattr(builtins, root) or root in vars(module):
+                edits += self._renamed(chain, module)
+        return texts.edited(text, edits)
 
-    return rule
+    def _add(self, name: str, text: str, owner: Any, module: Any = None) -> None:
+        if self._owners.setdefault(name, owner) != owner:
+            raise UsageError(
+                f"{name!r} would mean two things in the ejected file: rename a variable or a "
+                "function of the model file to eject this run."
+            )
+        if name not in self.blocks:
+            self.blocks[name] = ""
+            text = text if module is None else self.resolved(text, module)
+            del self.blocks[name]  # After those that it needs.
+            self.blocks[name] = text
 
+    def _linen(self, module: nn.Module) -> str:
+        """Returns the call that creates a module of Linen."""
+        words = []
+        for name, field in module.__dataclass_fields__.items():
+            value = getattr(module, name)
+            if name in ("parent", "name") or not field.init or value is field.default:
+                continue
+            words.append(f"{name}={self.expression(value)}")
+        return f"{self._function(type(module))}({', '.join(words)})"
 
-class _Selection:
-    """Follows names from definition to definition."""
+    def _function(self, value: Any, name: str = "function") -> str:
+        """Returns the name of a function or class, after adding its definition."""
+        module = sys.modules[value.__module__]
+        if not self._is_own(module):
+            return self._public(value)
+        if isinstance(value, type) or "<locals>" not in value.__qualname__ != "<lambda>":
+            self.add_definition(module, value.__name__)
+            return value.__name__
+        text = texts.read(module)
+        if value.__name__ == "<lambda>":
+            node = texts.lambda_of(text, value.__code__)
+            body = ast.get_source_segment(text, node.body)
+            text = f"def {name}({ast.unparse(node.args)}):\n    return {body}"
+        else:
+            name, first = value.__name__, value.__code__.co_firstlineno
+            nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+            at = [n for n in nodes if n.name == name and n.lineno >= first]
+            text = texts.dedented(text, min(at, key=lambda n: n.lineno))
+        values = inspect.getclosurevars(value).nonlocals
+        self._add(name, self.resolved(text, module, values), value.__code__)
+        return name
 
-    def __init__(self, files: ModelFiles, text_of: Callable[[str], str]):
-        self._files, self._text_of = files, text_of
-        self._imports: dict[str, None] = {}
-        self._tekoa: set[str] = set()
-        self._owners: dict[str, str] = {}
-        self._chosen: dict[tuple[str, int], tuple[str, str]] = {}
+    def _is_own(self, module: types.ModuleType) -> bool:
+        """Whether the code of a module is copied."""
+        if module.__name__.startswith("tekoa."):
+            return module.__name__.startswith(_COPIED)
+        return pathlib.Path(getattr(module, "__file__", None) or ".").parent == self._folder
 
-    def select(self, roots: Sequence[str]) -> ModelSource:
-        for root in roots:
-            self._add(self._files.main.__name__, root)
-        main = self._files.main.__name__
-        order = sorted(self._chosen, key=lambda key: (key[0] == main, key[0], key[1]))
-        return ModelSource(
-            imports=tuple(self._imports),
-            stand_ins=tuple(filter(None, (STAND_INS[name] for name in sorted(self._tekoa)))),
-            definitions=dict(self._chosen[key] for key in order),
-            tekoa_names=frozenset(self._tekoa),
+    def _public(self, value: Any) -> str:
+        """Returns the public name of a function of a package, after adding its import."""
+        for name, (package, line) in _PACKAGES.items():
+            if getattr(package, value.__name__, None) is value:
+                self.imports[line] = None
+                return f"{name}.{value.__name__}"
+        raise UsageError(
+            f"{value.__module__}.{value.__qualname__} cannot be written as code, so that this run "
+            "cannot be ejected."
         )
 
-    def _add(self, module: str, name: str) -> None:
-        """Adds the definition of a name, and all that it needs."""
-        tree = ast.parse(self._text_of(module))
-        node = next((node for node in tree.body if name in bound_names(node)), None)
-        if node is None or (module, node.lineno) in self._chosen:
-            return
-        if self._owners.setdefault(name, module) != module:
+    def _replaced(self, chain: list[ast.expr], value: Any) -> list[texts.Edit]:
+        """Returns the edit that replaces `config.a.b` by its value, or adds the variable."""
+        if not isinstance(value, (*_CONFIGS, DataFacts)):
+            name = chain[0].id  # type: ignore[attr-defined]
+            code = self.expression(value)
+            if code != name:
+                self._add(name, f"{name} = {code}", code)
+            return []
+        node = chain[0]
+        for part in chain[1:]:
+            if isinstance(part, ast.Attribute):
+                new = getattr(value, part.attr, _UNKNOWN)
+            else:
+                new = value[part.slice.value]  # type: ignore[attr-defined, index]
+            if new is _UNKNOWN or callable(new):
+                break
+            node, value = part, new
+            if as_literal(value) is not _UNKNOWN:
+                break
+        return [(node, self.expression(value))]
+
+    def _renamed(self, chain: list[ast.expr], module: types.ModuleType) -> list[texts.Edit]:
+        """Adds what `a.b.c` names, and returns the edit that gives it its name in the file."""
+        root = chain[0].id  # type: ignore[attr-defined]
+        imported = texts.imports(texts.read(module))
+        if root not in imported:
+            self.add_definition(module, root)
+            return []
+        value, owner, name, used = vars(module)[root], module, root, 0
+        node = imported[root]
+        if isinstance(node, ast.ImportFrom) and not isinstance(value, types.ModuleType):
+            name = node.names[0].name
+            owner = sys.modules.get(node.module or "", module)
+        while isinstance(value, types.ModuleType) and self._is_tekoa_or_own(value):
+            used += 1
+            if used == len(chain):
+                raise UsageError(f"A module as a value cannot be ejected: {value.__name__}.")
+            owner, name = value, chain[used].attr  # type: ignore[attr-defined]
+            value = getattr(value, name)
+        if isinstance(value, types.ModuleType) or not self._is_tekoa_or_own(owner):
+            self.imports[ast.unparse(ast.fix_missing_locations(node))] = None
+            return []
+        origin = sys.modules.get(getattr(value, "__module__", None) or "", owner)
+        name = getattr(value, "__name__", name)
+        if self._is_own(origin):
+            self.add_definition(origin, name)
+        elif self._is_own(owner):
+            self.add_definition(owner, name)
+        else:
+            self._stand_in(name, module)
+        return [(chain[used], name)]
+
+    def _is_tekoa_or_own(self, module: types.ModuleType) -> bool:
+        return module.__name__.partition(".")[0] == "tekoa" or self._is_own(module)
+
+    def _stand_in(self, name: str, module: types.ModuleType) -> None:
+        if not hasattr(plain, name):
+            file = pathlib.Path(module.__file__ or "").name
             raise UsageError(
-                f"{name!r} is defined in {module} and in {self._owners[name]}: rename one of the "
-                "two to eject this run."
+                f"{file}: {name!r} of Tekoa has no plain equivalent, so this run cannot be ejected."
             )
-        self._chosen[module, node.lineno] = (name, "")  # Before those that it needs.
-        source = Source(self._text_of(module))
-        edit = source.without(node)
-        text = source.data[edit.start : edit.end].decode().strip("\n")
-        self._chosen[module, node.lineno] = (name, self._renamed(module, text))
-
-    def _renamed(self, module: str, text: str) -> str:
-        """Returns a definition with the names of the ejected file, after adding what it needs."""
-        imports = _imported(ast.parse(self._text_of(module)))
-        for name in local_names(ast.parse(text)):
-            imports.pop(name, None)
-
-        def rule(tree: ast.Module, source: Source) -> Iterator[Edit]:
-            for node in ast.walk(tree):
-                if isinstance(node, (ast.Name, ast.Attribute)):
-                    target = self._target(module, node, imports)
-                    if target is not None and target != source.text(node):
-                        yield source.replaced(node, target)
-
-        return edits.apply(text, rule)
-
-    def _target(
-        self, module: str, node: ast.Name | ast.Attribute, imports: Mapping[str, ast.stmt]
-    ) -> str | None:
-        """Returns what stands for a name, or None; adds the definition or the import it needs."""
-        path = _dotted(node)
-        if path is None or not isinstance(node.ctx, ast.Load):
-            return None
-        root, *rest = path
-        if root not in imports:
-            if not rest:
-                self._add(module, root)
-            return None
-        imported, name = _import_of(imports[root], root)
-        if imported in self._files.modules:  # A module, or a name of one.
-            full = [name, *rest] if name else rest
-            if len(full) == 1:
-                self._add(imported, full[0])
-                return full[0]
-            return None
-        if name and f"{imported}.{name}" in self._files.modules:
-            if len(rest) == 1:
-                self._add(f"{imported}.{name}", rest[0])
-                return rest[0]
-            return None
-        if imported.partition(".")[0] != "tekoa":
-            self._imports[ast.unparse(_alone(imports[root], root))] = None
-            return None
-        return self._stand_in(module, node, name, rest)
-
-    def _stand_in(self, module: str, node: Any, name: str | None, rest: list[str]) -> str | None:
-        value = _resolve(node, vars(self._files.modules[module]))
-        if isinstance(value, types.ModuleType):
-            return None  # A part of a longer name.
-        last = ([name] if name else []) + rest
-        if len(last) > 1 and last[0] in STAND_INS:
-            return None  # An attribute of one.
-        if not last or last[-1] not in STAND_INS:
-            if value is None:
-                return None
-            file = pathlib.Path(self._files.modules[module].__file__ or "").name
-            raise UsageError(
-                f"{file}: {'.'.join(last) or 'tekoa'!r} of Tekoa has no plain equivalent, so this "
-                "run cannot be ejected."
-            )
-        self._tekoa.add(last[-1])
-        return last[-1]
+        self.add_definition(plain, name)
 
 
-def bound_names(node: ast.stmt) -> list[str]:
-    """Returns the names that a statement of a module binds."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return [node.target.id]
-    if not isinstance(node, ast.Assign):
-        return []
-    parts = (part for target in node.targets for part in ast.walk(target))
-    return [part.id for part in parts if isinstance(part, ast.Name)]
+# Where functions that are values may come from.
+_PACKAGES = {
+    "jnp": (jnp, "import jax.numpy as jnp"),
+    "nn": (nn, "from flax import linen as nn"),
+    "jax.nn": (jax.nn, "import jax"),
+    "optax": (optax, "import optax"),
+    "math": (math, "import math"),
+    "np": (np, "import numpy as np"),
+}
 
 
-def local_names(tree: ast.AST) -> set[str]:
-    """Returns the names that functions inside a definition bind."""
-    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
-    names = {arg.arg for function in functions for arg in edits.arguments(function)}
-    inner = [node for function in functions for node in ast.walk(function)]
-    return names | {
-        node.id for node in inner if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+def as_literal(value: Any) -> Any:
+    """Returns the value that Python's own text of it evaluates to, or a marker if none does."""
+    if isinstance(value, bool | int | str | bytes | None):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _UNKNOWN
+    if type(value) in (tuple, list):
+        items = [as_literal(item) for item in value]
+        return _UNKNOWN if any(item is _UNKNOWN for item in items) else type(value)(items)
+    if type(value) is dict:
+        items = {key: as_literal(item) for key, item in value.items()}
+        return _UNKNOWN if any(item is _UNKNOWN for item in items.values()) else items
+    return _UNKNOWN
 
 
-def _imported(tree: ast.Module) -> dict[str, ast.stmt]:
-    """Returns the import of each name that a file imports."""
-    return {
-        alias.asname or alias.name.partition(".")[0]: node
-        for node in tree.body
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-
-
-def _import_of(node: ast.stmt, bound: str) -> tuple[str, str | None]:
-    """Returns the module and, if there is one, the name in it, for an imported name."""
-    assert isinstance(node, (ast.Import, ast.ImportFrom))
-    alias = _alias(node, bound)
-    if isinstance(node, ast.ImportFrom):
-        return node.module or "", alias.name
-    return (alias.name if alias.asname else bound), None
-
-
-def _alias(node: ast.Import | ast.ImportFrom, bound: str) -> ast.alias:
-    return next(a for a in node.names if bound in (a.asname, a.name.partition(".")[0]))
-
-
-def _alone(node: ast.stmt, bound: str) -> ast.stmt:
-    """Returns an import of one name only."""
-    assert isinstance(node, (ast.Import, ast.ImportFrom))
-    alias = _alias(node, bound)
-    if isinstance(node, ast.ImportFrom):
-        return ast.ImportFrom(module=node.module, names=[alias], level=node.level)
-    return ast.Import(names=[alias])
-
-
-def _dotted(node: ast.expr) -> list[str] | None:
-    if isinstance(node, ast.Name):
-        return [node.id]
-    if not isinstance(node, ast.Attribute) or (path := _dotted(node.value)) is None:
-        return None
-    return [*path, node.attr]
+def _config(value: Any) -> str:
+    """Returns the code of settings, without those that are no plain values."""
+    fields = value.items() if isinstance(value, _CONFIGS) else vars(value).items()
+    words = []
+    for name, item in fields:
+        if isinstance(item, _CONFIGS) and item is not value and name != "frozen":
+            words.append(f"{name}={_config(item)}")
+        elif as_literal(item) is not _UNKNOWN:
+            words.append(f"{name}={as_literal(item)!r}")
+    return f"Config({', '.join(words)})"

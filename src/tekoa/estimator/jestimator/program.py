@@ -190,6 +190,11 @@ class LongProgram:
                     f"which {self._mode} needs."
                 )
 
+    @property
+    def config(self) -> Any:
+        """What `load_config` returned, or the settings of the run."""
+        return self._config
+
     @functools.cached_property
     def _config(self) -> Any:
         if self._loaded is not None:

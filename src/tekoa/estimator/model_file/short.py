@@ -188,14 +188,18 @@ class ShortProgram:
         )
 
     @functools.cache  # noqa: B019 - one program per process
-    def experiment(self, kind: Kind) -> Experiment:
-        """Returns the experiment for the data of one kind."""
+    def facts(self, kind: Kind) -> DataFacts:
+        """Returns what `experiment` learns about the data of one kind."""
         source, size = self._data.source(kind), self._config.train_batch_size
         n_examples = len(source)
         sample = next(source.batches(min(size, n_examples), epochs=1, remainder="keep"))
-        facts = DataFacts(info=source.info, n_examples=n_examples, batch_size=size, sample=sample)
+        return DataFacts(info=source.info, n_examples=n_examples, batch_size=size, sample=sample)
+
+    def experiment(self, kind: Kind) -> Experiment:
+        """Returns the experiment for the data of one kind."""
+        facts = self.facts(kind)
         experiment = self._run.module.experiment(self._run.settings, facts)
-        inputs, _ = experiment.split(sample)
+        inputs, _ = experiment.split(facts.sample)
         model = lora.adapted_by_flags(experiment.model, self._config, inputs)
         if experiment.trainable is not None:
             if model is not experiment.model:

@@ -83,10 +83,14 @@ def mean_of_squares(x: jax.Array, slot_shape: tuple[int, ...]) -> jax.Array:
 
 
 def has_slow_reductions(x: Any) -> bool:
-    """Whether the mean over the first axis of an array, or its shape, is computed by slabs."""
+    """Whether the mean over the first axis of an array is computed by slabs."""
     # With several devices, slabs may be on different ones.
-    is_single_cpu = jax.default_backend() == "cpu" and jax.device_count() == 1
-    return is_single_cpu and x.ndim > 1 and x.shape[0] % _N_SLABS == 0 and x.size >= _MIN_SIZE
+    return jax.default_backend() == "cpu" and jax.device_count() == 1 and is_large(x)
+
+
+def is_large(x: Any) -> bool:
+    """Whether an array, or its shape, can be reduced by slabs, and is large enough to gain."""
+    return x.ndim > 1 and x.shape[0] % _N_SLABS == 0 and x.size >= _MIN_SIZE
 
 
 def _mean_by_slabs(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The training of a model as plain code: initial values, loss, step and loop."""
+"""How a model of each library is created and run in plain code."""
 
 import contextlib
 import dataclasses
@@ -8,8 +8,6 @@ from typing import Any
 import jax
 
 from tekoa.bridges import any_model
-from tekoa.core import metrics
-from tekoa.core.loss.reduction import split_metrics
 from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file.experiment import Experiment
@@ -37,64 +35,6 @@ class Library:
     uses_key: bool = True
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlainProgram:
-    """The parts of an ejected file that depend on what a step of the model does.
-
-    Attributes:
-        library: How the model is run.
-        code: The functions that initialise and train.
-    """
-
-    library: Library
-    code: str
-
-
-def plain_program(
-    experiment: Experiment, batch: Any, *, drops_metrics: bool, drops_boxes: bool
-) -> PlainProgram:
-    """Returns the code that trains a model.
-
-    Args:
-        experiment: The model, its loss and its optimizer.
-        batch: A batch.
-        drops_metrics: Whether the loss of the ejected file returns no metrics.
-        drops_boxes: Whether its parameters have no logical axes.
-
-    Raises:
-        UsageError: If the model is of an unknown kind.
-    """
-    sample = experiment.inputs(batch)
-    inputs = sample if isinstance(sample, tuple) else (sample,)
-    fns, key = any_model.as_model_fns(experiment.model), jax.random.key(0)
-    params, variables = jax.eval_shape(fns.init, key, inputs)
-    is_mean = has_metrics = has_several = False
-
-    def value(params: PyTree, variables: PyTree) -> Any:
-        nonlocal is_mean, has_metrics, has_several
-        outputs, _ = fns.apply(params, variables, inputs, rng=key, train=True)
-        has_several = isinstance(outputs, tuple)
-        result, others = split_metrics(
-            experiment.loss(*(outputs if has_several else (outputs,)), batch)
-        )
-        is_mean, has_metrics = isinstance(result, metrics.Mean), bool(others)
-        return result
-
-    jax.eval_shape(value, params, variables)
-    words = "*inputs(batch)" if isinstance(sample, tuple) else "inputs(batch)"
-    library = _library(experiment.model, inputs, words, bool(variables), drops_boxes)
-    return PlainProgram(
-        library=library,
-        code=_training(
-            library,
-            outputs="*outputs" if has_several else "outputs",
-            has_variables=bool(variables),
-            is_mean=is_mean,
-            has_metrics=has_metrics and not drops_metrics,
-        ),
-    )
-
-
 def own_params(experiment: Experiment, batch: Any) -> PyTree:
     """Returns the shapes of the parameters in the order of their library."""
     model = experiment.model
@@ -112,13 +52,22 @@ def _bases(model: Any) -> str:
     return " ".join(base.__module__ for base in type(model).__mro__)
 
 
-def _library(
-    model: Any, inputs: tuple[Any, ...], words: str, has_variables: bool, drops_boxes: bool
-) -> Library:
+def library_of(model: Any, inputs: tuple[Any, ...], words: str, *, has_variables: bool) -> Library:
+    """Returns how a model is run.
+
+    Args:
+        model: The model.
+        inputs: Sample inputs.
+        words: The code of its inputs, with a star before a tuple.
+        has_variables: Whether it has variables besides its parameters.
+
+    Raises:
+        UsageError: If it is of an unknown kind.
+    """
     module = model[0] if isinstance(model, tuple) and len(model) == 2 else model
     bases, kind = _bases(module), type(model).__name__
     if "flax.linen" in bases:
-        return _linen(model, inputs, words, has_variables, drops_boxes)
+        return _linen(model, inputs, words, has_variables)
     if "flax.nnx" in bases:
         return _nnx(words, has_variables)
     if "equinox" in bases:
@@ -142,9 +91,7 @@ def _library(
     )
 
 
-def _linen(
-    model: Any, inputs: tuple[Any, ...], words: str, has_variables: bool, drops_boxes: bool
-) -> Library:
+def _linen(model: Any, inputs: tuple[Any, ...], words: str, has_variables: bool) -> Library:
     arguments = inspect.signature(type(model).__call__).parameters
     modes = {n: v for n, v in _MODES.items() if n in arguments and getattr(model, n, None) is None}
     on = "".join(f", {name}={value}" for name, value in modes.items())
@@ -168,7 +115,7 @@ def _linen(
     from flax.core import meta
 
     is_box = lambda x: isinstance(x, meta.AxisMetadata)  # noqa: E731
-    boxes = not drops_boxes and any(map(is_box, jax.tree.leaves(shapes, is_leaf=is_box)))
+    boxes = any(map(is_box, jax.tree.leaves(shapes, is_leaf=is_box)))
     call = f"model.init(keys, *inputs{off})"
     call = f"nn.meta.unbox({call})" if boxes else call
     call = f"lambda keys, *inputs: {call}" if boxes or off else "model.init"
@@ -238,92 +185,3 @@ def _haiku(words: str, *, has_state: bool) -> Library:
         init=f"return model.init(key, {words})",
         forward=f"{result} = model.apply(params{state}, key, {words})",
     )
-
-
-def _training(
-    library: Library, *, outputs: str, has_variables: bool, is_mean: bool, has_metrics: bool
-) -> str:
-    """Returns the functions `init`, `loss_of`, `train_step` and `train`."""
-    variables = ", variables" if has_variables else ""
-    key = ", key" if library.uses_key else ""
-    extras = ["count"] * is_mean + ["variables"] * has_variables
-    extra = f"({', '.join(extras)})" if len(extras) > 1 else "".join(extras)
-    value = f"loss({outputs}, batch)" + "[0]" * has_metrics
-    if is_mean:
-        value_lines = f"total, count = {value}\n    return total, {extra}"
-    else:
-        value_lines = f"return {value}" + f", {extra}" * bool(extras)
-    result = f"(value, {extra}), grads" if extras else "value, grads"
-    aux = ", has_aux=True" if extras else ""
-    divide = (
-        "\n    value, grads = value / count, jax.tree.map(lambda g: g / count, grads)" * is_mean
-    )
-    fold = "\n    key = jax.random.fold_in(ROOT_KEY, step)" * library.uses_key
-    what = "parameters and variables" if has_variables else "parameters"
-    return f'''
-INIT_KEY, ROOT_KEY = jax.random.split(jax.random.key(SEED))
-
-
-def init(key, batch):
-    """Returns the initial {what}."""
-    {library.init}
-
-
-def loss_of(params{variables}, batch{key}):
-    """Returns the loss of a batch{"" if not extras else ", and " + " and ".join(extras)}."""
-    {library.forward}
-    {value_lines}
-
-
-{ARE_FINITE}
-
-@functools.partial(jax.jit, static_argnames="reports")
-def train_step(state, batch, step, reports):
-    """Returns the state after a step, the loss before it, and norms if they are reported."""
-    params{variables}, opt_state = state{fold}
-    value_and_grad = jax.value_and_grad(loss_of{aux})
-    {result} = value_and_grad(params{variables}, batch{key}){divide}
-    is_good = jnp.isfinite(value) & are_finite(grads)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    params, norms = optax.apply_updates(params, updates), ()
-    new_state = params{variables}, opt_state
-    if reports:  # As in the run before a checkpoint.
-        is_good, norms = is_good & are_finite(params), (norm(grads), norm(params))
-        new_state = jax.lax.cond(is_good, lambda: new_state, lambda: state)
-    return new_state, value, is_good, norms
-
-
-def train(n_steps=N_STEPS):
-    """Trains, and returns the parameters and the loss of every step."""
-    params{variables} = init(INIT_KEY, batch_of(0))
-    state, losses = (params{variables}, tx.init(params)), []
-    for step in range(n_steps):
-        reports = (step + 1) % PRINT_EVERY == 0
-        state, loss, is_good, norms = train_step(state, batch_of(step), step, reports)
-{LOOP}'''
-
-
-ARE_FINITE = '''def are_finite(tree):
-    """Whether arrays have no NaN or Inf; matrix products are the fastest way on CPU."""
-    leaves = jax.tree.leaves(tree)
-    rows = [x @ jnp.full(x.shape[-1], 0.5 / x.shape[-1]) if x.ndim > 1 else x for x in leaves]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(row)) for row in rows]))
-
-
-def norm(tree):
-    """Returns the norm of all arrays together."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(tree)))
-
-'''
-
-LOOP = """        losses.append(float(loss))
-        if not is_good:
-            raise FloatingPointError(f"NaN or Inf in step {step + 1}.")
-        if reports:
-            print(f"step {step + 1}: loss {loss:.6g}, norms {norms[0]:.4g} {norms[1]:.4g}")
-    return state[0], losses
-
-
-if __name__ == "__main__":
-    train()
-"""

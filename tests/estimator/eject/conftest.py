@@ -1,0 +1,6 @@
+"""The tests import the model files beside them."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
