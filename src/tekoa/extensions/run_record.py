@@ -41,6 +41,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "flags": dict,
     "given": list,
     "versions": dict,
+    "data": dict,
     "devices": dict,
     "sources": dict,
     "starts": list,
@@ -153,7 +154,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     ['rate: 1.0 -> 5.0']
     """
     lines = []
-    for part in ("settings", "flags", "sources", "versions"):
+    for part in ("settings", "flags", "data", "sources", "versions"):
         old, new = (_named(part, record.get(part) or {}) for record in (before, after))
         # Settings come and go with the model; flags and packages that only one start has do not
         # matter to both.
@@ -226,6 +227,8 @@ def _named(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a part of the record under the names that the user knows."""
     if part == "settings":
         return _flatten(values)
+    if part == "data":
+        return {f"data of {name}": value for name, value in values.items()}
     return {f"--{name}" if part == "flags" else name: value for name, value in values.items()}
 
 

@@ -108,11 +108,26 @@ def cancelled(x):
     return x / ((1 + 1e-3 * jax.nn.sigmoid(x)) - 1)  # HERE: cancelled
 
 
+def too_large(x):
+    return (x + 300) * 300.0  # HERE: too_large
+
+
+def too_steep(x):
+    zero = x - jax.lax.stop_gradient(x)
+    return jnp.sin(zero * 6e4) * 6e4  # HERE: too_steep
+
+
+def steep(x):
+    return (x - jax.lax.stop_gradient(x)) * 100.0
+
+
 def log_of_prediction(out, y):
     return -jnp.mean(jnp.log(jnp.clip(out * y, 0)))  # HERE: log_of_prediction
 
 
-def save_run(directory, model, data, *, loss=squared, optimizer=None, spoil=None, **options):
+def save_run(
+    directory, model, data, *, loss=squared, optimizer=None, spoil=None, n_steps=12, **options
+):
     """Trains a run that stops at its first bad step; returns the function that makes its loop."""
     options = {"n_steps_per_checkpoint": 4, "stdout": False, **options}
 
@@ -136,7 +151,7 @@ def save_run(directory, model, data, *, loss=squared, optimizer=None, spoil=None
 
         save(loop.checkpoint())
         try:
-            for checkpoint in loop.until(4 if spoil else 12):
+            for checkpoint in loop.until(4 if spoil else n_steps):
                 save(checkpoint)
         except tekoa.NonFiniteError:
             if loop.step % 4:

@@ -7,7 +7,7 @@ import pytest
 import tekoa
 from tekoa import store
 from tekoa.estimator.cli import main
-from tekoa.estimator.replay.segment import Replayer
+from tekoa.estimator.replay.segment import Replayer, ReplayError
 from tekoa.extensions import checkpoint_files
 
 MODEL = pathlib.Path(__file__).parent / "rated_model.py"
@@ -27,6 +27,20 @@ def test_runs_with_the_same_bits_do_not_part(trained, tmp_path, train, capsys):
     assert main.main(["diff", str(trained), str(tmp_path / "again")]) == 0
     out = capsys.readouterr().out
     assert "The records agree.\nThe runs have the same bits up to step 40." in out
+
+
+def test_runs_without_a_common_checkpoint_are_compared_by_training_again(trained, run_copy):
+    for step in (0, 20, 40):
+        shutil.rmtree(run_copy / f"checkpoint_{step}")
+    other = shutil.copytree(trained, run_copy.parent / "other")
+    for step in (0, 10, 30):
+        shutil.rmtree(other / f"checkpoint_{step}")
+    result = tekoa.diff(run_copy, other)
+    assert (result.step, result.n_equal, result.n_replays) == (None, 30, 2)
+    for step in (10, 30):
+        shutil.rmtree(run_copy / f"checkpoint_{step}")
+    with pytest.raises(ReplayError, match="run has no checkpoint to compare"):
+        tekoa.diff(run_copy, other)
 
 
 def test_a_rate_that_was_changed_at_a_resume(trained, tmp_path, train, capsys):

@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 
+from tekoa.data import fingerprint
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.replay import record
 from tekoa.estimator.run import run as runs
@@ -54,8 +55,27 @@ def test_other_packages_and_devices_are_reported(trained):
     old = record.Start(directory=trained, step=0, facts=facts)
     (line,) = old.differences()
     assert line.startswith("jax was 0.1, is ")
-    (line,) = old.device_differences()
+    (line,) = old.machine_differences()
     assert "TPU" in line
+
+
+def test_data_that_has_changed_is_reported(trained, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("x,y\n1,2\n")
+    start = record.read_record(trained).starts[0]
+    facts = {
+        **start.facts,
+        "flags": {**start.facts["flags"], "train_pattern": str(file)},
+        "data": {"--train_pattern": fingerprint.fingerprint(str(file))},
+    }
+    start = record.Start(directory=trained, step=0, facts=facts)
+    assert start.machine_differences() == []
+    file.write_text("x,y\n1,3\n")
+    (line,) = start.machine_differences()
+    assert f"The data in {file} was 1 file of 8 bytes, digest " in line
+    file.unlink()
+    (line,) = start.machine_differences()
+    assert line.endswith(", is gone.")
 
 
 def test_a_directory_without_a_record_is_refused(tmp_path):

@@ -50,8 +50,3 @@ def test_mistakes_are_reported(trained, capsys, arguments, message):
 def test_steps_after_the_end_of_the_data_cannot_be_replayed(trained):
     with pytest.raises(ReplayError, match="step 0 to step 0"):
         tekoa.replay(trained, start=0, stop=0)
-
-
-def test_the_help_has_an_example(capsys):
-    assert main.main(["replay", "--help"]) == 0
-    assert "Example: tekoa replay " in capsys.readouterr().out

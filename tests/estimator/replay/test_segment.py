@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 
@@ -9,7 +10,7 @@ from flax import linen as nn
 
 import tekoa
 from tekoa.estimator.replay import replay
-from tekoa.estimator.replay.segment import Replayer, ReplayError
+from tekoa.estimator.replay.segment import OtherDataError, Replayer, ReplayError
 
 
 def contents(directory):
@@ -86,9 +87,10 @@ def test_the_choice_of_steps_per_dispatch_is_repeated_not_measured(train, tmp_pa
 
 def test_a_loop_of_ones_own_is_replayed(tmp_path):
     x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-    data = tekoa.data.as_source({"x": x, "y": x.sum(1, keepdims=True)})
 
-    def make_loop(read):
+    def make_loop(read, n_rows=64):
+        rows = x[:n_rows]
+        data = tekoa.data.as_source({"x": rows, "y": rows.sum(1, keepdims=True)})
         task = tekoa.TrainTask(
             optimizer=optax.adam(1e-2),
             loss=lambda out, y: ((out - y) ** 2).mean(),
@@ -105,3 +107,27 @@ def test_a_loop_of_ones_own_is_replayed(tmp_path):
     writer.close()
     assert tekoa.verify(tmp_path, make_loop, fraction=1).faults == []
     assert tekoa.replay(tmp_path, make_loop, stop=8).step == 8
+    with pytest.raises(OtherDataError, match="was trained on other data") as caught:
+        tekoa.replay(tmp_path, lambda read: make_loop(read, n_rows=56), stop=8)
+    assert "allow_changes" not in str(caught.value)
+
+
+def test_data_without_a_position_cannot_be_replayed(tmp_path):
+    def make_loop(read):
+        rows = np.ones((20, 4, 2), np.float32)
+        task = tekoa.TrainTask(
+            apply=lambda params, x: x @ params["w"],
+            optimizer=optax.sgd(0.1),
+            loss=lambda out, y: ((out - y) ** 2).mean(),
+            data=((x, x.sum(1)) for x in rows),
+        )
+        model = read({"w": jax.numpy.zeros(2)})
+        return tekoa.TrainLoop(model, task, n_steps_per_checkpoint=10, stdout=False)
+
+    writer = tekoa.CheckpointFileWriter(tmp_path / "run", keep=9)
+    for checkpoint in make_loop(lambda model: model):
+        writer(checkpoint)
+    writer.close()
+    for function in (tekoa.replay, functools.partial(tekoa.verify, fraction=1), tekoa.why):
+        with pytest.raises(ReplayError, match=r"has no data position: .* such as a generator"):
+            function(tmp_path / "run", make_loop)

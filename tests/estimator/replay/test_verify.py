@@ -9,6 +9,7 @@ import pytest
 import tekoa
 from tekoa import store
 from tekoa.estimator.cli import main
+from tekoa.estimator.replay import verify
 from tekoa.estimator.replay.segment import Replayer
 from tekoa.extensions import checkpoint_files
 from tekoa.store.read import restore
@@ -122,9 +123,25 @@ def test_a_damaged_file_is_named(run_copy, capsys):
     path = next(p for p in (run_copy / "checkpoint_20").iterdir() if p.suffix != ".manifest")
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert main.main(["verify", str(run_copy), "--fraction=1"]) == 65
-    assert "checkpoint_20" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "checkpoint_20" in out
+    assert "missing" not in out
 
 
 def test_one_checkpoint_is_not_enough(train, tmp_path):
     assert train(tmp_path / "run", "--max_train_steps=0") == 0
     assert main.main(["verify", str(tmp_path / "run")]) == 2
+
+
+def test_a_segment_that_is_too_long_is_left_out_and_named(run_copy, capsys):
+    """As before the first checkpoint that was kept."""
+    for step in (0, 10):
+        shutil.rmtree(run_copy / f"checkpoint_{step}")
+    assert main.main(["verify", str(run_copy), "--fraction=0.3"]) == 0
+    out = capsys.readouterr().out
+    assert "Trained 10 of 40 steps again" in out
+    assert "Not trained again: steps 0 to 20, which have no checkpoint in between" in out
+    # The shortest segment is trained again however small the fraction is.
+    for seed in range(5):
+        assert (0, 20) not in verify._choose([(0, 20), (20, 30), (30, 40)], 0.01, seed)
+    assert tekoa.verify(run_copy, fraction=1).segments == [(0, 20), (20, 30), (30, 40)]

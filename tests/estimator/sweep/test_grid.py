@@ -2,6 +2,7 @@
 
 import pathlib
 
+import ml_collections
 import pytest
 
 from tekoa.estimator.cli.flags import RunConfig, UsageError
@@ -19,6 +20,20 @@ from tekoa.estimator.sweep import grid
 )
 def test_values(text, values):
     assert grid.parse_axis(text).values == values
+
+
+def test_ranges_of_integers_are_rounded():
+    settings = ml_collections.ConfigDict({"warmup": 500, "rate": 1.0, "is_on": True})
+    settings.inner = {"width": 3}
+    names = ["warmup", "rate", "is_on", "inner.width", "unknown"]
+    texts = [f"module_config.{name}=10..1000:log:4" for name in names]
+    texts += ["train_batch_size=2..9:4", "ema=0..1:3"]
+    integers = grid.integers(texts, settings)
+    assert integers == {"module_config.warmup", "module_config.inner.width", "train_batch_size"}
+    assert grid.parse_axis("module_config.warmup=20..320:log:4", integers).values == (
+        *("20", "50", "127", "320"),
+    )
+    assert grid.parse_axis("train_batch_size=1..3:9", integers).values == ("1", "2", "3")
 
 
 @pytest.mark.parametrize(

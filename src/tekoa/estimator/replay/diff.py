@@ -18,7 +18,7 @@ import jax
 
 from tekoa.estimator.replay import arguments as arguments_lib
 from tekoa.estimator.replay import replay
-from tekoa.estimator.replay.segment import MakeLoop, Replayer
+from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
 from tekoa.extensions import checkpoint_files, run_record
 from tekoa.loop.checkpoint import Checkpoint
 from tekoa.loop.train import TrainLoop
@@ -81,9 +81,12 @@ def diff(
         return RunDiff(settings=_settings(*pair, common[-1]), n_equal=common[-1])
     if common and common[n] == 0:
         return _initial_state(*pair)
+    for replayer in pair:
+        if not replayer.stored:
+            raise ReplayError(f"{replayer.directory} has no checkpoint to compare.")
     start = common[n - 1] if n else 0
     # Without a common checkpoint the runs are compared up to the end of the shorter one.
-    last = common[n] if common else min(max(r.stored, default=0) for r in pair)
+    last = common[n] if common else min(max(replayer.stored) for replayer in pair)
     return _replayed(*pair, start, last)
 
 
@@ -187,6 +190,8 @@ def _replayed(a: Replayer, b: Replayer, start: int, last: int) -> RunDiff:
             cause=_because(cause, settings),
             n_replays=2,
         )
+    if last not in a.stored or last not in b.stored:
+        return RunDiff(settings=_settings(a, b, last), n_equal=last, n_replays=2)
     return _not_reproduced(a, b, start, last)
 
 
@@ -195,7 +200,7 @@ def _not_reproduced(a: Replayer, b: Replayer, start: int, last: int) -> RunDiff:
     wrong = []
     for replayer in (a, b):
         checkpoint = replayer.run(start, last)
-        if last in replayer.stored and replay.difference_from_stored(replayer, checkpoint):
+        if replay.difference_from_stored(replayer, checkpoint):
             wrong.append(mirror.shown(replayer.directory))
     return RunDiff(
         settings=_settings(a, b, last),

@@ -41,6 +41,10 @@ class Start:
         return self.facts["random_seed"]
 
     @property
+    def _copies(self) -> pathlib.Path:
+        return self.directory / run_record.SOURCE_DIR
+
+    @property
     def overrides(self) -> dict[str, str]:
         """The settings of the model that were changed on the command line."""
         return self.facts["flags"].get("overrides", {})
@@ -89,7 +93,7 @@ class Start:
                 continue
             if run_record.copy_name(path) == copy:
                 return original
-            stored = self.directory / run_record.SOURCE_DIR / copy
+            stored = self._copies / copy
             if not stored.is_file():
                 raise UsageError(
                     f"{original} has changed since {mirror.shown(self.directory)} was trained, and "
@@ -102,7 +106,8 @@ class Start:
         """Describes what differs between the record and this machine, one line each."""
         lines = []
         for path, copy in self.facts.get("sources", {}).items():
-            if copy is not None and copy != run_record.copy_name(pathlib.Path(path)):
+            is_stored = copy is not None and (self._copies / copy).is_file()
+            if is_stored and copy != run_record.copy_name(pathlib.Path(path)):
                 lines.append(f"{path} has changed or is gone: using the copy of the run, {copy}.")
         recorded, installed = self.facts.get("versions", {}), run_record.versions()
         lines += [
@@ -112,12 +117,20 @@ class Start:
         ]
         return lines
 
-    def device_differences(self) -> list[str]:
-        """Describes how the devices differ, in one line at most. Imports JAX."""
-        recorded = self.facts.get("devices", run_record.devices())
-        if recorded == run_record.devices():
-            return []
-        return [f"The devices were {recorded}, are {run_record.devices()}."]
+    def machine_differences(self) -> list[str]:
+        """Describes how the data and the devices differ, one line each. Imports JAX."""
+        from tekoa.data import fingerprint
+
+        lines = []
+        recorded = self.facts.get("data", {}).get("--train_pattern")
+        pattern = self.facts["flags"].get("train_pattern")
+        if recorded and (seen := fingerprint.fingerprint(pattern)) != recorded:
+            lines.append(f"The data in {pattern} was {recorded}, is {seen or 'gone'}.")
+        devices = [self.facts.get("devices", run_record.devices()), run_record.devices()]
+        if devices[0] != devices[1]:
+            before, now = (f"{d.get('count')} x {d.get('kind')}" for d in devices)
+            lines.append(f"The devices were {before}, are {now}.")
+        return lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,6 +178,6 @@ def read_record(directory: str | os.PathLike[str]) -> RunRecord:
     if not {"flags", "model", "random_seed"} <= complete.keys():
         raise UsageError(
             f"{path} was not written by `tekoa train`: it does not say how to build the model. "
-            "Use tekoa.replay(directory, make_loop) in Python."
+            "Use tekoa.replay(directory, make_loop) in Python, where make_loop builds the loop."
         )
     return RunRecord(directory=directory, starts=tuple(starts))

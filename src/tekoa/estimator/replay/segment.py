@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tekoa.core.state import TrainState
+from tekoa.data import ChangedDataError
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file.program import TrainParts, program_of
 from tekoa.estimator.modes import assemble
@@ -40,6 +41,10 @@ class ReplayError(UsageError):
     """A segment cannot be replayed."""
 
 
+class OtherDataError(ReplayError):
+    """The data is not that of the run."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _StoredReader:
     """Starts a loop from a stored step."""
@@ -49,6 +54,12 @@ class _StoredReader:
 
     def restore(self, fresh: TrainState) -> Restored:
         opened = restore_lib.open_together(self.path)
+        if opened.index.meta.get("data_state") is None and opened.index.step:
+            raise ReplayError(
+                f"{self.path} has no data position: it was trained on data such as a generator, "
+                "which cannot be read again from there. Use a tekoa.data source, a grain iterator "
+                "or a list."
+            )
         items = checkpoint_files.items_of(fresh)
         loaded = restore_lib.restore_step(opened, items, zeros_if_missing=("sums",))
         return checkpoint_files.restored_of(loaded)
@@ -104,7 +115,7 @@ class Replayer:
         if self.record is None:
             return []
         start = self.record.start_of(step)
-        return [*start.differences(), *start.device_differences()]
+        return [*start.differences(), *start.machine_differences()]
 
     @property
     def starts_from_scratch(self) -> bool:
@@ -196,7 +207,12 @@ class Replayer:
                 return _StoredReader(target=model, path=path)
             return _MemoryReader(target=model, checkpoint=checkpoint)
 
-        return self._make_loop(read) if self._make_loop else self._recorded_loop(step, read)
+        try:
+            return self._make_loop(read) if self._make_loop else self._recorded_loop(step, read)
+        except ChangedDataError as error:
+            # What follows is for those who train: to continue with the other data.
+            reason = str(error).partition(". Undo the change")[0]
+            raise OtherDataError(f"{self.directory} was trained on other data. {reason}.") from None
 
     def _recorded_loop(self, step: int, read: Read) -> TrainLoop:
         assert self.record is not None

@@ -6,7 +6,7 @@ anything, the command also follows the chain of checkpoints: each one names the 
 before and of the code.
 
 Flags:
-  --fraction=F  which part of the steps to train again (default: 0.05; at least one segment)
+  --fraction=F  which part of the steps to train again at most (default: 0.05; at least one segment)
   --seed=N      choose the same segments again; by default they cannot be foreseen
 
 Exit codes: 0 if everything agrees, 65 if something differs.
@@ -19,14 +19,13 @@ import dataclasses
 import itertools
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
-from tekoa.data import DataError
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.replay import arguments as arguments_lib
 from tekoa.estimator.replay.replay import difference_from_stored
-from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
+from tekoa.estimator.replay.segment import MakeLoop, OtherDataError, Replayer, ReplayError
 from tekoa.store import errors
 from tekoa.store.commit import manifest
 from tekoa.store.formats import step as steps
@@ -41,12 +40,14 @@ class Verification:
 
     Attributes:
         segments: The segments that were trained again: first and last step.
+        left_out: Segments that are too long to be chosen.
         n_steps: Steps between the first and the last checkpoint.
         faults: What does not agree, one line each.
         seed: Chooses the same segments again.
     """
 
     segments: list[tuple[int, int]]
+    left_out: list[tuple[int, int]]
     n_steps: int
     faults: list[str]
     seed: int
@@ -69,7 +70,7 @@ def verify(
     Args:
         directory: The directory of the run, which does not change.
         make_loop: As for `replay`.
-        fraction: Which part of the steps to train again; at least one segment.
+        fraction: Which part of the steps to train again at most; at least one segment.
         seed: Chooses the segments; by default they cannot be foreseen.
 
     Raises:
@@ -80,18 +81,22 @@ def verify(
     damaged = _leave_out_damaged(replayer)
     segments = list(_segments(replayer))
     if not segments and damaged:
-        return Verification(segments=[], n_steps=0, faults=damaged, seed=seed)
+        faults = list(damaged.values())
+        return Verification(segments=[], left_out=[], n_steps=0, faults=faults, seed=seed)
     if not segments:
         raise ReplayError(
             f"{mirror.shown(replayer.directory)}: there is nothing to verify: a segment needs "
             f"two checkpoints, and the stored steps are {sorted(replayer.stored)}."
         )
-    faults = [*damaged, *_chain_faults(replayer), *_code_faults(replayer)]
+    faults = [*damaged.values(), *_chain_faults(replayer, damaged), *_code_faults(replayer)]
     chosen = _choose(segments, fraction, seed)
     for first, last in chosen:
         faults += _segment_faults(replayer, first, last)
     n_steps = sum(last - first for first, last in segments)
-    return Verification(segments=chosen, n_steps=n_steps, faults=faults, seed=seed)
+    too_long = [(a, b) for a, b in segments if b - a > fraction * n_steps and (a, b) not in chosen]
+    return Verification(
+        segments=chosen, left_out=too_long, n_steps=n_steps, faults=faults, seed=seed
+    )
 
 
 def run_verify(arguments: Sequence[str]) -> int:
@@ -109,22 +114,27 @@ def run_verify(arguments: Sequence[str]) -> int:
     print(f"Trained {n_checked} of {result.n_steps} steps again (--seed={result.seed}):")
     for first, last in result.segments:
         print(f"  steps {first} to {last}")
+    for first, last in result.left_out:
+        print(
+            f"Not trained again: steps {first} to {last}, which have no checkpoint in between and "
+            f"are more than --fraction={parsed.fraction} of the run."
+        )
     for fault in result.faults:
         print(fault)
     if result.is_good:
-        print("All bits agree: this code on this data made these checkpoints.")
+        print("All bits agree: this code on this data made these steps.")
         return ExitCode.SUCCESS
     return ExitCode.DAMAGED
 
 
-def _leave_out_damaged(replayer: Replayer) -> list[str]:
-    """Removes the steps that cannot be read from those to verify; returns one line for each."""
-    faults = []
+def _leave_out_damaged(replayer: Replayer) -> dict[int, str]:
+    """Removes the steps that cannot be read from those to verify; returns what is wrong."""
+    faults = {}
     for step, path in sorted(replayer.stored.items()):
         try:
             steps.open_step(path)
         except errors.StoreError as error:
-            faults.append(str(error))
+            faults[step] = str(error)
             del replayer.stored[step]
     return faults
 
@@ -140,27 +150,31 @@ def _segments(replayer: Replayer) -> Iterator[tuple[int, int]]:
 def _choose(
     segments: Sequence[tuple[int, int]], fraction: float, seed: int
 ) -> list[tuple[int, int]]:
-    """Chooses segments at random until they contain the requested part of all steps."""
-    n_steps = fraction * sum(last - first for first, last in segments)
+    """Chooses segments at random that contain the requested part of all steps at most.
+
+    One of the shortest is chosen in any case. A long one, such as that before the first checkpoint
+    that was kept, would take most of the time of the run.
+    """
+    left = fraction * sum(last - first for first, last in segments)
     shuffled = list(segments)
     random.Random(seed).shuffle(shuffled)
     chosen: list[tuple[int, int]] = []
-    for segment in shuffled:
-        if chosen and sum(last - first for first, last in chosen) >= n_steps:
-            break
-        chosen.append(segment)
-    return sorted(chosen)
+    for first, last in shuffled:
+        if last - first <= left:
+            chosen.append((first, last))
+            left -= last - first
+    return sorted(chosen) or [min(shuffled, key=lambda segment: segment[1] - segment[0])]
 
 
 def _segment_faults(replayer: Replayer, first: int, last: int) -> list[str]:
     try:
         difference = difference_from_stored(replayer, replayer.run(first, last))
-    except (errors.StoreError, DataError) as error:
+    except (errors.StoreError, OtherDataError) as error:
         return [f"Steps {first} to {last}: {error}"]
     return [f"Steps {first} to {last}: {difference}"] if difference else []
 
 
-def _chain_faults(replayer: Replayer) -> Iterator[str]:
+def _chain_faults(replayer: Replayer, damaged: Container[int]) -> Iterator[str]:
     """Yields where a checkpoint does not name the one before it."""
     sealed: dict[int, manifest.Manifest] = {}
     for step, path in sorted(replayer.stored.items()):
@@ -177,7 +191,7 @@ def _chain_faults(replayer: Replayer) -> Iterator[str]:
                     f"Step {step} was written after another step {named} than the one stored: "
                     f"that one was exchanged or changed."
                 )
-        elif any(n < named for n in sealed):
+        elif named not in damaged and any(n < named for n in sealed):
             yield f"Step {named} is missing: step {step} was written after it."
 
 

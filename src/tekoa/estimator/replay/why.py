@@ -28,26 +28,19 @@ from tekoa.core import trees
 from tekoa.core.state import TrainState
 from tekoa.estimator.replay import arguments as arguments_lib
 from tekoa.estimator.replay import origin as origins
-from tekoa.estimator.replay import peak
+from tekoa.estimator.replay import peak, spikes
 from tekoa.estimator.replay.origin import Origin
 from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
 from tekoa.estimator.report import page
-from tekoa.extensions import metrics_file
 from tekoa.loop.train import TrainLoop
 from tekoa.store.formats import step as steps
 from tekoa.store.mirror import mirror
-from tekoa.store.read import json_lines, load
+from tekoa.store.read import load
 
 USAGE = "tekoa why RUN [--step=N] [--memory] [--page=FILE]"
 # After the last checkpoint, a run that stopped at NaN fails within one step.
 _N_STEPS_AFTER = 3
 _N_STEPS_AT_HALF_RATE = 200
-# A spike is a rise by this factor, to at least this part of the first loss: when the loss is close
-# to zero, it varies by more than that in good runs.
-_SPIKE = 3.0
-_SPIKE_AT_FIRST = 10.0
-_N_USUAL = 4
-_SPIKE_OF_FIRST = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +128,7 @@ def why(
         return _diagnose(replayer, loop)
     loop = _find_bad(replayer)
     if loop is None:
-        return Diagnosis(step=None, findings=tuple(_spikes(replayer)))
+        return Diagnosis(step=None, findings=tuple(spikes.explain(replayer)))
     return _diagnose(replayer, loop)
 
 
@@ -150,6 +143,9 @@ def run_why(arguments: Sequence[str]) -> int:
         raise ReplayError("Step 0 is the initial state: steps are counted from 1.")
     if parsed.step is not None and parsed.memory:
         raise ReplayError("All steps need the same memory: leave out --step or --memory.")
+    replayer = Replayer(parsed.RUN)
+    newest = max(replayer.stored, default=0)
+    arguments_lib.print_differences(replayer.directory, replayer.differences(newest))
     with arguments_lib.compiled_once():
         result = why(parsed.RUN, step=parsed.step, memory=parsed.memory)
     print(result)
@@ -209,7 +205,12 @@ class _Evaluation:
         def evaluate(state: TrainState, batch: Any) -> tuple[Any, Any, list[jax.Array]]:
             after, output = self.step(state, batch)
             checked = [output.loss if has_loss else (), output.grads, after.params]
-            return after, output, [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(checked)]
+            are_finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(checked)]
+            if state.loss_scale is not None and after.loss_scale is not None:
+                # In float16 gradients overflow now and then: the step halves its scale.
+                is_undone = after.loss_scale.n_overflows > state.loss_scale.n_overflows
+                are_finite = [is_finite | is_undone for is_finite in are_finite]
+            return after, output, are_finite
 
         self.evaluate = evaluate
 
@@ -326,45 +327,3 @@ def _is_bad_at_half_rate(replayer: Replayer, bad_step: int) -> bool | None:
         if step < bad_step:
             loop.next_step()
     return False
-
-
-def _spikes(replayer: Replayer) -> list[str]:
-    """Returns where the loss rose most between two checkpoints, if it rose much."""
-    losses = {}
-    for step, path in sorted(replayer.stored.items()):
-        loss = steps.open_step(path, verify="none").index.metrics.get("train/loss")
-        if loss is not None:
-            losses[step] = loss
-    # The first checkpoints may be removed by now; their losses are still in the file.
-    rows = json_lines.read_rows(replayer.directory / metrics_file.FILE_NAME)
-    history = {row["step"]: row["train/loss"] for row in rows if row.get("train/loss")} | losses
-    # The loss of small batches varies: a spike is one beside several checks before it.
-    usual = {
-        step: max([loss for s, loss in sorted(history.items()) if s <= step][-_N_USUAL:])
-        for step in losses
-    }
-    pairs = list(zip(losses, list(losses)[1:], strict=False))
-    if not pairs:
-        return []
-    before, after = max(pairs, key=lambda pair: losses[pair[1]] / max(usual[pair[0]], 1e-30))
-    first = history[min(history)]
-    n_before = sum(step <= before for step in history)
-    spike = _SPIKE if n_before >= _N_USUAL else _SPIKE_AT_FIRST
-    if losses[after] < max(spike * usual[before], _SPIKE_OF_FIRST * first):
-        return []
-    norms = [_norms(replayer, step) for step in (before, after)]
-    ratios = {name: norms[1][name] / max(norms[0][name], 1e-30) for name in norms[0]}
-    name = max(ratios, key=lambda name: abs(np.log(max(ratios[name], 1e-30))))
-    return [
-        f"Between steps {before} and {after} the loss rose from {losses[before]:.4g} to "
-        f"{losses[after]:.4g}.",
-        f"The norm that changed most is that of {name}: from {norms[0][name]:.4g} to "
-        f"{norms[1][name]:.4g}.",
-    ]
-
-
-def _norms(replayer: Replayer, step: int) -> dict[str, float]:
-    opened = steps.open_step(replayer.stored[step])
-    params = load.load_step(opened, items=["model_params"])["model_params"]
-    named = trees.named_leaves(params)
-    return {"/".join(n): float(np.linalg.norm(x.astype(np.float64))) for n, x in named.items()}

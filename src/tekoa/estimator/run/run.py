@@ -13,7 +13,7 @@ from typing import Any
 
 from tekoa import hosts
 from tekoa.core import files
-from tekoa.data import remote
+from tekoa.data import fingerprint, remote
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.cli.overrides import apply_overrides
 from tekoa.estimator.model_file import experiment as modules
@@ -283,6 +283,7 @@ def _facts(run: Run, seed: int) -> dict[str, Any]:
     flags = dataclasses.asdict(run.config)
     if run.config.checkpoint_path is not None:
         flags["checkpoint_path"] = mirror.shown(run.config.checkpoint_path)
+    digest = fingerprint.fingerprint(run.config.train_pattern)
     settings = run.settings.to_dict() if hasattr(run.settings, "to_dict") else run.settings
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         settings = dataclasses.asdict(settings)
@@ -290,6 +291,7 @@ def _facts(run: Run, seed: int) -> dict[str, Any]:
         "random_seed": seed,
         "model": run.module.__name__,
         "devices": run_record.devices(),
+        "data": {"--train_pattern": digest} if digest else {},
         "settings": settings,
         "flags": {name: value for name, value in flags.items() if name != "given"},
         "given": sorted(run.config.given),

@@ -4,15 +4,17 @@ import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from tekoa.core.messages import did_you_mean
 from tekoa.estimator.cli import flags
 from tekoa.estimator.cli.flags import RunConfig, UsageError
+from tekoa.estimator.cli.run_config import FIELDS
 
 _PREFIX = "module_config."
 _SYNTAX = "NAME=FIRST..LAST:log:COUNT, NAME=FIRST..LAST:COUNT or NAME=VALUE,VALUE,..."
+_RANGE_SYNTAX = "NAME=FIRST..LAST:log, NAME=FIRST..LAST or NAME=VALUE,VALUE,..."
 # Flags of a sweep as a whole.
 _NOT_SWEPT = ("model_dir", "module_imp", "mode", "again", "random_seed", "dry_run")
 
@@ -28,11 +30,6 @@ class Axis:
 
     name: str
     values: tuple[str, ...]
-
-    @property
-    def short_name(self) -> str:
-        """The last part of the name."""
-        return self.name.rpartition(".")[2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +69,31 @@ class Lane:
         return dataclasses.replace(base, **changes, overrides=overrides, given=given)
 
 
-def parse_axis(text: str) -> Axis:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """A number to choose from a range.
+
+    Attributes:
+        name: As for `Axis`.
+        low: The lower limit.
+        high: The upper limit.
+        is_log: Whether its logarithm is evenly distributed.
+        is_int: Whether it is an integer.
+    """
+
+    name: str
+    low: float
+    high: float
+    is_log: bool
+    is_int: bool
+
+
+def parse_axis(text: str, integers: Container[str] = ()) -> Axis:
     """Parses one entry of the grid.
+
+    Args:
+        text: The entry.
+        integers: Names of settings and flags that are integers.
 
     Raises:
         UsageError: If the text has another form, or names something that cannot be swept.
@@ -83,33 +103,84 @@ def parse_axis(text: str) -> Axis:
     >>> parse_axis('ema=0.9,0.99')
     Axis(name='ema', values=('0.9', '0.99'))
     """
-    name, equals, values = text.strip().removeprefix("--").partition("=")
-    if not equals or not name or not values:
-        raise UsageError(f"--grid={text!r} must be {_SYNTAX}.")
+    name, values = _split(text, _SYNTAX)
+    if ".." not in values:
+        return _listed(name, values)
+    limits, _, count = values.rpartition(":")
+    if not count.isdigit() or int(count) < 2:
+        raise UsageError(f"--grid={text!r} needs a count of at least 2: {_SYNTAX}.")
+    limited = _range(text, name, limits, _SYNTAX, integers)
+    spread = _spread(limited.low, limited.high, int(count), limited.is_log)
+    rounded = map(round, spread) if limited.is_int else spread
+    return Axis(name=name, values=tuple(dict.fromkeys(map(_text, rounded))))
+
+
+def parse_range(text: str, integers: Container[str] = ()) -> Range | Axis:
+    """Parses one entry of a grid from which values are chosen: a range, or a list.
+
+    Args:
+        text: The entry.
+        integers: Names of settings and flags that are integers.
+
+    Raises:
+        UsageError: If the text has another form, or names something that cannot be swept.
+
+    >>> parse_range('ema=0.5..0.9')
+    Range(name='ema', low=0.5, high=0.9, is_log=False, is_int=False)
+    """
+    name, values = _split(text, _RANGE_SYNTAX)
+    if ".." not in values:
+        return _listed(name, values)
+    return _range(text, name, values, _RANGE_SYNTAX, integers)
+
+
+def _split(text: str, syntax: str) -> tuple[str, str]:
+    name, _, values = text.strip().removeprefix("--").partition("=")
+    if not name or not values:
+        raise UsageError(f"--grid={text!r} must be {syntax}.")
     if not name.startswith(_PREFIX):
         _check_flag(name)
-    if ".." not in values:
-        listed = tuple(value.strip() for value in values.split(",") if value.strip())
-        return Axis(name=name, values=listed)
-    limits, *options = values.split(":")
+    return name, values
+
+
+def _listed(name: str, values: str) -> Axis:
+    return Axis(name=name, values=tuple(v.strip() for v in values.split(",") if v.strip()))
+
+
+def _range(text: str, name: str, values: str, syntax: str, integers: Container[str]) -> Range:
+    limits, _, scale = values.partition(":")
     first, _, last = limits.partition("..")
     try:
-        low, high, n = float(first), float(last), int(options[-1])
-        if options[:-1] not in ([], ["log"], ["lin"]):
-            raise ValueError(options)
-    except (ValueError, IndexError):
-        raise UsageError(f"--grid={text!r} must be {_SYNTAX}.") from None
-    is_log = options[:-1] == ["log"]
-    if (
-        n < 2
-        or not (math.isfinite(low) and math.isfinite(high))
-        or (is_log and min(low, high) <= 0)
-    ):
-        raise UsageError(
-            f"--grid={text!r}: a range needs two finite limits (above 0 for log) and a count of at "
-            "least 2."
-        )
-    return Axis(name=name, values=tuple(_text(x) for x in _spread(low, high, n, is_log)))
+        low, high = sorted([float(first), float(last)])
+        if scale not in ("", "log", "lin"):
+            raise ValueError(scale)
+    except ValueError:
+        raise UsageError(f"--grid={text!r} must be {syntax}.") from None
+    if not math.isfinite(low) or not math.isfinite(high) or (scale == "log" and low <= 0):
+        raise UsageError(f"--grid={text!r} needs two finite limits, above 0 for log.")
+    return Range(name=name, low=low, high=high, is_log=scale == "log", is_int=name in integers)
+
+
+def integers(texts: Sequence[str], settings: Any) -> set[str]:
+    """Returns the names in a grid whose current values are integers.
+
+    Args:
+        texts: The entries of the grid.
+        settings: The settings of the model.
+    """
+    names = {text.strip().removeprefix("--").partition("=")[0] for text in texts}
+    flag_types = {name: str(field.type) for name, field in FIELDS.items()}
+    return {name for name in names if flag_types.get(name, "").startswith("int")} | {
+        name
+        for name in names
+        if name.startswith(_PREFIX) and _is_int(settings, name.removeprefix(_PREFIX).split("."))
+    }
+
+
+def _is_int(settings: Any, path: Sequence[str]) -> bool:
+    for name in path:
+        settings = getattr(settings, name, None)
+    return isinstance(settings, int) and not isinstance(settings, bool)
 
 
 def _check_flag(name: str) -> None:
@@ -148,15 +219,22 @@ def lanes_of(axes: Sequence[Axis], seeds: Sequence[int]) -> list[Lane]:
     for words in ([axis.name for axis in axes], *(axis.values for axis in axes)):
         if len(set(words)) < len(words):
             raise UsageError(f"--grid: {', '.join(words)} has the same entry twice.")
-    short = [axis.short_name for axis in axes]
-    names = short if len(set(short)) == len(short) else [axis.name for axis in axes]
-    lanes = []
-    for values in itertools.product(*(axis.values for axis in axes)):
-        for seed in seeds:
-            words = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
-            if len(seeds) > 1 or not words:
-                words.append(f"seed={seed}")
-            chosen = {axis.name: value for axis, value in zip(axes, values, strict=True)}
-            name = ",".join(words).replace("/", "_")
-            lanes.append(Lane(name=name, values=chosen, seed=seed))
-    return lanes
+    return [
+        lane_of(dict(zip([axis.name for axis in axes], values, strict=True)), seed, len(seeds))
+        for values in itertools.product(*(axis.values for axis in axes))
+        for seed in seeds
+    ]
+
+
+def lane_of(values: Mapping[str, str], seed: int, n_seeds: int = 1) -> Lane:
+    """Returns the lane of some values; its name contains the seed if there are several.
+
+    >>> lane_of({'module_config.rate': '0.1', 'ema': '0.9'}, 0).name
+    'rate=0.1,ema=0.9'
+    """
+    short = [name.rpartition(".")[2] for name in values]
+    names = short if len(set(short)) == len(short) else list(values)
+    words = [f"{name}={value}" for name, value in zip(names, values.values(), strict=True)]
+    if n_seeds > 1 or not words:
+        words.append(f"seed={seed}")
+    return Lane(name=",".join(words).replace("/", "_"), values=values, seed=seed)

@@ -20,12 +20,14 @@ class SweepRecord:
     Attributes:
         directory: The directory of the sweep.
         stopped: Why a lane was stopped, by its name.
-        halved: Steps at which half of the lanes were stopped.
+        halved: Steps at which half of the lanes were stopped, in this round.
+        rounds: The values of the runs of each round that is complete, if there are rounds.
     """
 
     directory: pathlib.Path
     stopped: dict[str, str] = dataclasses.field(default_factory=dict)
     halved: list[int] = dataclasses.field(default_factory=list)
+    rounds: list[list[dict[str, str]]] = dataclasses.field(default_factory=list)
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> "SweepRecord":
@@ -40,19 +42,24 @@ class SweepRecord:
         try:
             fields: dict[str, Any] = files.read_json(path, max_bytes=_MAX_BYTES)
             stopped, halved = fields["stopped"], fields["halved"]
+            rounds = fields.get("rounds", [])
             if not isinstance(stopped, dict) or not isinstance(halved, list):
                 raise ValueError("stopped must be an object and halved a list")
+            if not isinstance(rounds, list) or not all(isinstance(r, list) for r in rounds):
+                raise ValueError("rounds must be a list of lists")
         except (ValueError, KeyError) as error:
             raise UsageError(
                 f"{path} is damaged ({error}). Remove it: lanes that were stopped train again."
             ) from None
-        return cls(directory=directory, stopped=stopped, halved=halved)
+        return cls(directory=directory, stopped=stopped, halved=halved, rounds=rounds)
 
     def write(self) -> None:
         """Replaces the file."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"stopped": self.stopped, "halved": self.halved}, indent=2)
-        durable.replace(self.directory / FILE_NAME, text.encode())
+        fields: dict[str, Any] = {"stopped": self.stopped, "halved": self.halved}
+        if self.rounds:
+            fields["rounds"] = self.rounds
+        durable.replace(self.directory / FILE_NAME, json.dumps(fields, indent=2).encode())
 
 
 def rungs(n_lanes: int, n_steps: int, every: int) -> dict[int, int]:

@@ -11,6 +11,10 @@ Flags:
                       NAME is a flag of `tekoa train`, or module_config.NAME for a setting of the
                       model. Repeat the flag for a grid of several numbers.
   --seeds=COUNT       runs of each combination, with the seeds 0, 1, ... (default: 1)
+  --optuna=RUNS[:AT_ONCE]
+                      Optuna chooses this many runs, in rounds of AT_ONCE (default: 8) that learn
+                      from those before. --grid then has ranges without a count: FIRST..LAST:log,
+                      FIRST..LAST or VALUE,VALUE,...
   --halving           stop the worse half of the runs after 1/8, 1/4 and 1/2 of the steps (for 8)
   --metric=NAME[:max] how runs are compared (default: valid_loss, or the training loss)
   --lanes=HOW         auto, or how runs share a program: map, vmap or turn
@@ -18,6 +22,7 @@ Flags:
 All other flags are those of `tekoa train`.
 
 Example: tekoa sweep mnist --grid 'module_config.warmup=100..1600:log:5' --seeds=2 --model_dir=DIR
+Example: tekoa sweep mnist --optuna=16 --grid 'module_config.amos_beta=0.9..0.99' --model_dir=DIR
 """
 
 import argparse
@@ -27,15 +32,18 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from tekoa import _extras
 from tekoa.core import files
 from tekoa.estimator.cli import flags
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file import names
 from tekoa.estimator.replay import arguments as arguments_lib
+from tekoa.estimator.run import run as runs
 from tekoa.estimator.sweep import grid as grids
-from tekoa.estimator.sweep import picture
+from tekoa.estimator.sweep import picture, rounds
 from tekoa.estimator.sweep.lanes import Goal, Outcome, Sweep
+from tekoa.estimator.sweep.rounds import Rounds
 from tekoa.hosts import signals
 from tekoa.loop.lanes.machine import How
 from tekoa.store.commit import durable
@@ -50,6 +58,7 @@ def sweep(
     *,
     model_dir: str | os.PathLike[str],
     seeds: int = 1,
+    optuna: str | int | None = None,
     halving: bool = False,
     metric: str | None = None,
     lanes: How = "auto",
@@ -63,6 +72,8 @@ def sweep(
             A name is a flag of `tekoa train`, or "module_config." and a setting of the model.
         model_dir: The directory of the sweep. The same call again resumes it.
         seeds: Runs of each combination, with the seeds 0, 1, ...
+        optuna: Number of runs that Optuna chooses, such as 32, or "32:8" for rounds of 8 that
+            learn from those before. The grid then has ranges without a count.
         halving: Whether to stop the worse half of the runs several times on the way.
         metric: How runs are compared, such as "valid_loss" or "valid_accuracy:max".
         lanes: How runs share a program: "map", "vmap" or "turn"; "auto" chooses.
@@ -73,6 +84,7 @@ def sweep(
 
     Raises:
         UsageError: If a name or a value is wrong.
+        MissingPackageError: If `optuna` is set and Optuna is not installed.
         InterruptedError: If a signal stopped the sweep.
     """
     texts = [
@@ -82,7 +94,10 @@ def sweep(
     words = [f"--{name}={value}" for name, value in train_flags.items()]
     _, config = flags.parse([*words, f"--model_dir={os.fspath(model_dir)}"])
     config = config.with_defaults({"module_imp": os.fspath(model)})
-    trained = _make(config, texts, seeds=seeds, metric=metric, how=lanes, is_halving=halving)
+    asked = _Request(
+        grid=texts, seeds=seeds, optuna=optuna, halving=halving, metric=metric, lanes=lanes
+    )
+    trained = _make(config, asked)
     with signals.stop_flag() as stop_flag:
         trained.train(stop_flag)
     if stop_flag.is_set():
@@ -101,14 +116,7 @@ def run_sweep(arguments: Sequence[str]) -> int:
     if words:
         config = config.with_defaults({"module_imp": words[0]})
     names.check_model(config.module_imp)
-    trained = _make(
-        config,
-        parsed.grid,
-        seeds=parsed.seeds,
-        metric=parsed.metric,
-        how=parsed.lanes,
-        is_halving=parsed.halving,
-    )
+    trained = _make(config, _Request(**vars(parsed)))
     from tekoa.estimator.cli import compile_cache
 
     with compile_cache.enabled(config.compile_cache), signals.stop_flag() as stop_flag:
@@ -124,47 +132,61 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = arguments_lib.Arguments("sweep")
     parser.add_argument("--grid", action="append", default=[])
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--optuna")
     parser.add_argument("--halving", action="store_true")
     parser.add_argument("--metric")
     parser.add_argument("--lanes", choices=get_args(How), default="auto")
     return parser.parse_known_args(list(arguments))
 
 
-def _make(
-    config: RunConfig,
-    texts: Sequence[str],
-    *,
-    seeds: int,
-    metric: str | None,
-    how: How,
-    is_halving: bool,
-) -> Sweep:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What a sweep was asked for; the flags of the command."""
+
+    grid: Sequence[str]
+    seeds: int
+    optuna: str | int | None
+    halving: bool
+    metric: str | None
+    lanes: How
+
+
+def _make(config: RunConfig, request: _Request) -> Sweep | Rounds:
     """Checks the arguments and returns the sweep.
 
     Raises:
         UsageError: If one is wrong.
     """
-    if seeds < 1:
-        raise UsageError(f"--seeds must be at least 1, got {seeds}.")
+    if request.seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, got {request.seeds}.")
     if config.mesh or config.num_partitions > 1 or config.coordinator_address:
         raise UsageError("A sweep runs on one device: leave out the flags of meshes and processes.")
     if config.dry_run or config.again or config.json:
         raise UsageError("A sweep does not use --dry_run, --again or --json.")
-    axes = [grids.parse_axis(text) for text in texts]
     first = config.random_seed or 0
-    lanes = grids.lanes_of(axes, range(first, first + seeds))
-    if len(lanes) < 2:
-        raise UsageError("Nothing to sweep: set --grid=NAME=VALUES or --seeds=COUNT.")
+    seeds = range(first, first + request.seeds)
     model = pathlib.Path(config.module_imp or "").stem
     directory = files.local_path(config.model_dir or f"runs/{model}_sweep").absolute()
-    return Sweep(
-        dataclasses.replace(config, model_dir=str(directory)),
-        lanes,
-        directory,
-        goal=Goal.parse(metric),
-        how=how,
-        is_halving=is_halving,
-    )
+    config = dataclasses.replace(config, model_dir=str(directory))
+    goal = Goal.parse(request.metric)
+    integers = grids.integers(request.grid, runs.open_run(config).settings)
+
+    def make_sweep(lanes: Sequence[grids.Lane]) -> Sweep:
+        return Sweep(
+            config, lanes, directory, goal=goal, how=request.lanes, is_halving=request.halving
+        )
+
+    if request.optuna is not None:
+        space = [grids.parse_range(text, integers) for text in request.grid]
+        if not space:
+            raise UsageError("--optuna needs something to choose: set --grid=NAME=FIRST..LAST.")
+        _extras.require("optuna", extra="optuna", what="--optuna")
+        counts = rounds.parse_count(request.optuna)
+        return Rounds(make_sweep, space, directory, goal=goal, counts=counts, seeds=seeds)
+    lanes = grids.lanes_of([grids.parse_axis(text, integers) for text in request.grid], seeds)
+    if len(lanes) < 2:
+        raise UsageError("Nothing to sweep: set --grid=NAME=VALUES or --seeds=COUNT.")
+    return make_sweep(lanes)
 
 
 def _print_results(outcomes: Sequence[Outcome], model: str) -> None:
