@@ -83,7 +83,7 @@ def diff(
         return _initial_state(*pair)
     for replayer in pair:
         if not replayer.stored:
-            raise ReplayError(f"{replayer.directory} has no checkpoint to compare.")
+            raise ReplayError(f"{mirror.shown(replayer.directory)} has no checkpoint to compare.")
     start = common[n - 1] if n else 0
     # Without a common checkpoint the runs are compared up to the end of the shorter one.
     last = common[n] if common else min(max(replayer.stored) for replayer in pair)

@@ -56,9 +56,9 @@ class _StoredReader:
         opened = restore_lib.open_together(self.path)
         if opened.index.meta.get("data_state") is None and opened.index.step:
             raise ReplayError(
-                f"{self.path} has no data position: it was trained on data such as a generator, "
-                "which cannot be read again from there. Use a tekoa.data source, a grain iterator "
-                "or a list."
+                f"{mirror.shown(self.path)} has no data position: it was trained on data such as a "
+                "generator, which cannot be read again from there. Use a tekoa.data source, a "
+                "grain iterator or a list."
             )
         items = checkpoint_files.items_of(fresh)
         loaded = restore_lib.restore_step(opened, items, zeros_if_missing=("sums",))
@@ -212,7 +212,9 @@ class Replayer:
         except ChangedDataError as error:
             # What follows is for those who train: to continue with the other data.
             reason = str(error).partition(". Undo the change")[0]
-            raise OtherDataError(f"{self.directory} was trained on other data. {reason}.") from None
+            raise OtherDataError(
+                f"{mirror.shown(self.directory)} was trained on other data. {reason}."
+            ) from None
 
     def _recorded_loop(self, step: int, read: Read) -> TrainLoop:
         assert self.record is not None
