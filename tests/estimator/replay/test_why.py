@@ -135,7 +135,9 @@ def test_an_overflow_of_float16_is_named_and_one_that_the_scale_undoes_is_not(tm
         tmp_path / "scale", planted.Net(planted.steep), planted.rows(), precision="fp16"
     )
     assert str(tekoa.why(tmp_path / "scale", make_loop)) == "All steps are finite."
-    assert str(tekoa.why(tmp_path / "scale", make_loop, step=1)) == "Step 1 is finite."
+    asked = tekoa.why(tmp_path / "scale", make_loop, step=1)
+    assert asked.origin.line == line_of("steep")
+    assert "halved the scale of its loss, as it should" in asked.findings[-1]
 
 
 @pytest.mark.parametrize(

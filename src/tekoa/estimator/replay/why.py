@@ -206,11 +206,8 @@ class _Evaluation:
             after, output = self.step(state, batch)
             checked = [output.loss if has_loss else (), output.grads, after.params]
             are_finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(checked)]
-            if state.loss_scale is not None and after.loss_scale is not None:
-                # In float16 gradients overflow now and then: the step halves its scale.
-                is_undone = after.loss_scale.n_overflows > state.loss_scale.n_overflows
-                are_finite = [is_finite | is_undone for is_finite in are_finite]
-            return after, output, are_finite
+            is_undone = _is_undone(state, after)
+            return after, output, [is_finite | is_undone for is_finite in are_finite]
 
         self.evaluate = evaluate
 
@@ -218,9 +215,16 @@ class _Evaluation:
         return not all(bool(x) for x in self.evaluate(state, batch)[2])
 
 
+def _is_undone(before: TrainState, after: TrainState) -> Any:
+    """Whether gradients overflowed in float16, so that the step only halved its loss scale."""
+    if before.loss_scale is None or after.loss_scale is None:
+        return False
+    return after.loss_scale.n_overflows > before.loss_scale.n_overflows
+
+
 def _diagnose(replayer: Replayer, loop: TrainLoop) -> Diagnosis:
     state, batch, evaluation = loop.state, loop.peek_batch(), _Evaluation(loop)
-    _, output, _ = evaluation.evaluate(state, batch)
+    after, output, _ = evaluation.evaluate(state, batch)
     where = None
     for part in evaluation.parts:
         where = where or origins.find_origin(
@@ -235,6 +239,8 @@ def _diagnose(replayer: Replayer, loop: TrainLoop) -> Diagnosis:
     if len(rows) == n_rows and n_rows > 1:
         findings.insert(0, "Every row of the batch causes it: the data is not the cause.")
         rows = []
+    if _is_undone(state, after):
+        findings.append("The run skipped this step and halved the scale of its loss, as it should.")
     return Diagnosis(
         step=loop.step + 1,
         origin=where,

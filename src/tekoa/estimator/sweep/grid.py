@@ -169,8 +169,8 @@ def integers(texts: Sequence[str], settings: Any) -> set[str]:
         settings: The settings of the model.
     """
     names = {text.strip().removeprefix("--").partition("=")[0] for text in texts}
-    flag_types = {name: str(field.type) for name, field in FIELDS.items()}
-    return {name for name in names if flag_types.get(name, "").startswith("int")} | {
+    flag_names = {name for name, field in FIELDS.items() if field.type in (int, int | None)}
+    return (names & flag_names) | {
         name
         for name in names
         if name.startswith(_PREFIX) and _is_int(settings, name.removeprefix(_PREFIX).split("."))
