@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import io
 import json
 import logging
 import threading
@@ -44,7 +45,8 @@ class Google:
     """A server of Google Cloud Storage, by gcp-storage-emulator. Its contents outlive a stop.
 
     The emulator has generations of objects but ignores the conditions of requests. They are
-    checked here, as Google documents them, unless `has_conditions` is False.
+    checked here, as Google documents them, unless `has_conditions` is False. Uploads in two parts
+    are unpacked here too: the emulator drops a carriage return at their end.
     """
 
     url = "gs://bucket/run"
@@ -88,7 +90,23 @@ def _with_conditions(handler):
             self._answer(super().do_GET, "generation", 404)
 
         def do_POST(self):  # noqa: N802
+            if self.headers.get_content_type() == "multipart/related":
+                self._unpack()
             self._answer(super().do_POST, "ifGenerationMatch", 412)
+
+        def _unpack(self):
+            """Turns an upload of a description and bytes into one of bytes only."""
+            mark = b"--" + self.headers.get_boundary().encode()
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            _, facts, rest = body.split(mark, 2)
+            content = rest.partition(b"\n\n")[2].removesuffix(b"\n" + mark + b"--")
+            name = json.loads(facts.partition(b"\n\n")[2])["name"]
+            url = urllib.parse.urlsplit(self.path)
+            query = dict(urllib.parse.parse_qsl(url.query)) | {"uploadType": "media", "name": name}
+            self.path = f"{url.path}?{urllib.parse.urlencode(query)}"
+            self.headers.replace_header("Content-Type", "application/octet-stream")
+            self.headers.replace_header("Content-Length", str(len(content)))
+            self.rfile = io.BytesIO(content)
 
         def _answer(self, answer, field, code):
             """Answers, or refuses with a code if a field is not the object's generation."""

@@ -3,11 +3,9 @@
 Flags on the command line win over those of files, wherever they stand. Imports no JAX.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
 from absl import flags
 
 from tekoa.core import files
@@ -100,8 +98,8 @@ def _read(path: str) -> Mapping[str, Any]:
         raise UsageError(f"--config={path} must be a file with the ending .yaml, .yml or .toml.")
     try:
         text = files.read_bytes(local.resolve(), max_bytes=_MAX_BYTES).decode()
-        values = tomllib.loads(text) if local.suffix == ".toml" else yaml.load(text, _Loader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        values = _parse_toml(text) if local.suffix == ".toml" else _parse_yaml(text)
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UsageError(f"--config={path} cannot be read: {reason}.") from None
     if not isinstance(values, Mapping):
@@ -109,12 +107,29 @@ def _read(path: str) -> Mapping[str, Any]:
     return values
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads YAML, and refuses a key that is there twice: YAML itself would drop the first."""
+def _parse_toml(text: str) -> Any:
+    import tomllib  # Few commands need it.
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = {str(key) for key in keys if keys.count(key) > 1}
-        if twice:
-            raise ValueError(f"{', '.join(sorted(twice))} is there twice{node.start_mark}")
-        return super().construct_mapping(node, deep)
+    return tomllib.loads(text)
+
+
+def _parse_yaml(text: str) -> Any:
+    """Parses YAML, and refuses a key that is there twice: YAML itself would drop the first.
+
+    Raises:
+        ValueError: If it is not valid.
+    """
+    import yaml  # Few commands need it.
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            twice = {str(key) for key in keys if keys.count(key) > 1}
+            if twice:
+                raise ValueError(f"{', '.join(sorted(twice))} is there twice{node.start_mark}")
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None

@@ -14,7 +14,7 @@ from tekoa.estimator.cli.run_config import FIELDS
 from tekoa.estimator.cli.run_config import FLAG_NAMES as FLAG_NAMES
 from tekoa.estimator.cli.run_config import RunConfig as RunConfig
 from tekoa.estimator.cli.run_config import UsageError as UsageError
-from tekoa.store.mirror import objects
+from tekoa.store.mirror import urls
 
 _OLD_VALUES = {("to", "tekoa"): "native"}
 _PATHS = {
@@ -161,8 +161,8 @@ def _checked_value(name: str, value: Any) -> Any:
 def _check_path(name: str, value: str) -> None:
     """Raises UsageError if the value cannot be used, before anything is imported or created."""
     try:
-        if name in _URLS and objects.is_url(value):
-            if objects.clean_url(value).startswith("memory:"):
+        if name in _URLS and urls.is_url(value):
+            if urls.clean_url(value).startswith("memory:"):
                 raise UsageError(
                     f"--{name}={value}: memory:// is part of this process and ends with it. Use a "
                     "directory, s3:// or gs://."

@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tekoa
 from tekoa.core import files, messages
-from tekoa.estimator.cli import again, flags, output, processes
+from tekoa.estimator.cli import flags, output, processes
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.model_file import names
 from tekoa.store.commit import paths
-from tekoa.store.mirror import mirror
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +181,8 @@ def _run_model(command: Command, words: Sequence[str], config: flags.RunConfig) 
     if words:
         config = config.with_defaults({"module_imp": words[0]})
     if config.again is not None:
+        from tekoa.estimator.cli import again
+
         config = again.repeat(config)
     names.check_model(config.module_imp)
     with _interrupts_deferred():
@@ -208,6 +209,8 @@ def choose_command(config: flags.RunConfig) -> str:
         names = " and ".join(f"--{kind}_pattern" for kind in kinds)
         raise flags.UsageError(f"{names} are ambiguous together: set --mode or name a command.")
     if "eval" in kinds:
+        from tekoa.store.mirror import mirror
+
         model_dir = mirror.fetched(config.model_dir or ".", steps="none")
         has_checkpoints = bool(paths.list_steps(model_dir))
         return "eval" if has_checkpoints and "train" not in kinds else "eval_wait"

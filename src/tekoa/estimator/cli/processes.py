@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
 import sys
 import traceback
@@ -14,8 +13,7 @@ from tekoa.core import files
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import FLAG_NAMES, RunConfig, UsageError
 from tekoa.hosts.group import AUTO
-from tekoa.store.commit import lease
-from tekoa.store.mirror import mirror
+from tekoa.store.mirror import urls
 
 _PER_PROCESS_FLAGS = ("process_id", "progress")
 
@@ -34,6 +32,8 @@ def join(config: RunConfig) -> RunConfig:
             if name in config.given:
                 raise UsageError(f"--{name} needs --coordinator_address=HOST:PORT of process 0.")
         return config
+    import importlib.metadata  # Slow to import; most runs are one process.
+
     _check_not_complete(config)
     group = hosts.join(
         config.coordinator_address,
@@ -57,8 +57,10 @@ def _check_not_complete(config: RunConfig) -> None:
     those of the cluster.
     """
     address, path = config.coordinator_address, config.model_dir
-    if path is None or mirror.is_url(path) or address in (None, AUTO):
+    if path is None or urls.is_url(path) or address in (None, AUTO):
         return
+    from tekoa.store.commit import lease  # Slow to import; most runs are one process.
+
     run = files.local_path(path)
     for directory in (run, run / config.eval_label):
         with contextlib.suppress(OSError):

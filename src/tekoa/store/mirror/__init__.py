@@ -9,6 +9,7 @@ From the outside to the inside:
     fetch         downloads files and verifies them
     head          the one object that says which objects are the files of the run
     remote_lease  refuses a second writer; what stops a replaced one is the fence in the head
+    urls          which paths are URLs
     objects       the objects below a URL
     versions      the conditional put, a request of each store's own
     work_dirs     where local copies are

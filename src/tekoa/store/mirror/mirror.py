@@ -11,11 +11,12 @@ from tekoa import hosts
 from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import together
-from tekoa.store.mirror import fetch, objects
+from tekoa.store.mirror import fetch
 from tekoa.store.mirror import head as head_lib
 from tekoa.store.mirror.objects import Objects
-from tekoa.store.mirror.objects import is_url as is_url
 from tekoa.store.mirror.publisher import Publisher
+from tekoa.store.mirror.urls import clean_url
+from tekoa.store.mirror.urls import is_url as is_url
 from tekoa.store.mirror.view import View
 
 _log = logging.getLogger("tekoa.store")
@@ -55,7 +56,7 @@ def mirrored(
     if not is_url(directory):
         yield files.local_path(directory)
         return
-    group, url = hosts.current(), objects.clean_url(directory)
+    group, url = hosts.current(), clean_url(directory)
     if group.count > 1 and url.startswith("memory:"):
         raise errors.StoreError(
             f"{url}: memory:// is part of one process, but {group.count} train together. Use a "
@@ -134,7 +135,7 @@ def fetched(
     """
     if not is_url(url):
         return files.local_path(url)
-    clean = objects.clean_url(url)
+    clean = clean_url(url)
     for root, publisher in _publishers.items():
         if clean == root or clean.startswith(f"{root}/"):  # Written by this process.
             path = publisher.directory / clean[len(root) + 1 :]
