@@ -169,3 +169,19 @@ def test_scales_of_a_stack_survive_json():
     np.testing.assert_array_equal(
         again.eta_fn(("stack",), (3, 6, 6)), table.eta_fn(("stack",), (3, 6, 6))
     )
+
+
+@pytest.mark.parametrize("rule", sorted(sphere.RULES))
+def test_rate_that_is_shown_is_that_of_the_rules_of_the_run(rule):
+    tail = sphere.RULES[rule].get("tail", "linear")
+    for name in ("auto", "sphere", "muon"):
+        facts = {"name": name, "n_steps": 100, "rule": rule}
+        shown = [named.rate_at(facts, step) for step in (1, 30, 80)]
+        size = sphere.step_size(100, tail=tail)
+        assert shown == [pytest.approx(float(size(step - 1))) for step in (1, 30, 80)]
+
+
+def test_rate_of_a_run_before_rules_had_versions_is_a_cosine():
+    half = named.rate_at({"name": "auto", "n_steps": 100}, 80)
+    assert half == pytest.approx(float(sphere.step_size(100, tail="cosine")(79)))
+    assert half != pytest.approx(float(sphere.step_size(100)(79)))

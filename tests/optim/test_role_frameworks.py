@@ -261,13 +261,14 @@ class LinenRecurrent(nn.Module):
         return nn.Dense(2, name="head")(x)
 
 
-LSTM = {f"h{gate}/kernel": HIDDEN for gate in "ifgo"} | {f"h{gate}/bias": BIAS for gate in "ifgo"}
+AGAIN = "contracted cf hidden recurrent"
+LSTM = {f"h{gate}/kernel": AGAIN for gate in "ifgo"} | {f"h{gate}/bias": BIAS for gate in "ifgo"}
 RECURRENT = {
     **{f"OptimizedLSTMCell_0/{name}": role for name, role in LSTM.items()},
     **{f"OptimizedLSTMCell_0/i{gate}/kernel": HIDDEN for gate in "ifgo"},
     **{f"GRUCell_0/i{gate}/kernel": HIDDEN for gate in "rzn"},
     **{f"GRUCell_0/i{gate}/bias": BIAS for gate in "rzn"},
-    **{f"GRUCell_0/h{gate}/kernel": HIDDEN for gate in "rzn"},
+    **{f"GRUCell_0/h{gate}/kernel": AGAIN for gate in "rzn"},
     "GRUCell_0/hn/bias": BIAS,
     "head/kernel": OUTPUT,
     "head/bias": LAST_BIAS,
@@ -287,11 +288,11 @@ class NnxRecurrent(nnx.Module):
 # In NNX, the gates of a cell share one kernel.
 NNX_RECURRENT = {
     "lstm/cell/dense_i/kernel": HIDDEN,
-    "lstm/cell/dense_h/kernel": HIDDEN,
+    "lstm/cell/dense_h/kernel": AGAIN,
     "lstm/cell/dense_h/bias": BIAS,
     "gru/cell/dense_i/kernel": HIDDEN,
     "gru/cell/dense_i/bias": BIAS,
-    "gru/cell/dense_h/kernel": HIDDEN,
+    "gru/cell/dense_h/kernel": AGAIN,
     "head/kernel": OUTPUT,
     "head/bias": LAST_BIAS,
 }
@@ -456,7 +457,7 @@ EQUINOX = {
             "norm/weight": "multiplied f hidden",
             "norm/bias": BIAS,
             "cell/weight_ih": KERNEL,
-            "cell/weight_hh": KERNEL,
+            "cell/weight_hh": "contracted fc hidden recurrent",
             "cell/bias": BIAS,
             "cell/bias_n": BIAS,
             "head/weight": LAST,

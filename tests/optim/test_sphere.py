@@ -334,3 +334,32 @@ def test_auto_for_trains_a_network_without_settings():
 
     params, _ = jax.lax.fori_loop(0, 200, step, (params, tx.init(params)))
     assert loss(params, x, y) < 0.02 * np.var(y)
+
+
+def loop(params, x, n=24):
+    """A recurrence that multiplies a perturbation of its state, with kernels on their scales."""
+
+    def cell(state, _):
+        a, b = jnp.split((x + state) @ params["up"], 2, axis=-1)
+        return (a * b) @ params["down"], None
+
+    state, _ = jax.lax.scan(cell, jnp.zeros_like(x), None, length=n)
+    return state @ params["head"]
+
+
+def test_kernels_of_a_recurrence_start_small_and_are_free():
+    shapes = {"up": (8, 24), "down": (12, 8), "head": (8, 2)}
+    params = {name: 10 * normal(i, shape) for i, (name, shape) in enumerate(shapes.items())}
+    table = scales_of_function(loop, params, normal(5, (16, 8)))
+    assert [row.role.is_recurrent for row in table] == [True, False, True]
+    tx = sphere.sphere(table, n_steps=100)
+    grads = lambda step: {name: normal([step, 1], shape) for name, shape in shapes.items()}
+    first, _ = run(tx, params, 1, grads)
+    for name in ("up", "down"):
+        assert rms(first[name]) == pytest.approx(table[name].eta / 2, rel=1e-5)
+    assert rms(first["head"]) == pytest.approx(table["head"].eta, rel=1e-5)
+    zeros, _ = run(tx, jax.tree.map(np.zeros_like, params), 3, grads)
+    for name in ("up", "down"):  # They are not enlarged, and grow by their steps alone.
+        assert 0 < rms(zeros[name]) < 0.1 * table[name].eta
+    kept, _ = run(sphere.sphere(table, n_steps=100, recurrent_start=0.0), params, 3, grads)
+    assert rms(kept["up"]) == pytest.approx(table["up"].eta, rel=1e-5)

@@ -53,7 +53,7 @@ def muon_for(
     >>> tx = muon_for(scales_of_function(fn, params, jnp.ones((8, 9))), n_steps=100)
     >>> updates, state = tx.update(params, tx.init(params), params)
     """
-    settings = {**sphere.RULES[3], **settings}  # The rules with which it was measured.
+    settings = {"table_depth_power": 1.0, **settings}  # As it was measured.
     schedule = {name: settings.pop(name) for name in ("warmup", "tail") if name in settings}
     if learning_rate is None:
         learning_rate = sphere.step_size(n_steps, c=c, **schedule)

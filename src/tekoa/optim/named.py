@@ -27,6 +27,7 @@ DEFAULT_RATE = 5e-4
 DEFAULT_RATE_OF_GRADIENTS = 0.1
 RATE_OF_AMOS = 0.01  # Of its published form: 1 / sqrt(10,000 batches of data).
 _ON_GRADIENTS = ("sgd", "noisy_sgd", "optimistic_gradient_descent", "lars", "fromage")
+_SCHEDULE = ("c", "warmup", "tail")  # The settings of sphere that decide on the size of steps.
 BY_SCALES = ("auto", "sphere", "muon", "amos")  # Those that need a table of scales.
 
 FindTable = Callable[[], ScaleTable]
@@ -171,7 +172,7 @@ def choose(
 def rate_at(facts: Mapping[str, Any], step: int) -> float | None:
     """Returns the learning rate of a step, from the `facts` of an optimizer; None if unknown.
 
-    That of "auto" is the size of a step relative to the parameters.
+    That of "auto", "sphere" and "muon" is the size of a step relative to the parameters.
 
     Args:
         facts: Those of a `NamedOptimizer`.
@@ -180,10 +181,14 @@ def rate_at(facts: Mapping[str, Any], step: int) -> float | None:
     >>> rate_at({'name': 'adamw', 'learning_rate': 0.5}, 3)
     0.5
     """
-    if facts.get("name") not in ("auto", "sphere"):
+    if facts.get("name") not in ("auto", "sphere", "muon"):
         return facts.get("learning_rate")
     n_steps = facts["n_steps"]
-    size = sphere.anytime_step_size() if n_steps is None else sphere.step_size(n_steps)
+    if n_steps is None:
+        size = sphere.anytime_step_size()
+    else:
+        rule = sphere.RULES[facts.get("rule", 1)]
+        size = sphere.step_size(n_steps, **{k: v for k, v in rule.items() if k in _SCHEDULE})
     return np.asarray(size(step - 1)).item()
 
 
@@ -252,7 +257,7 @@ def _make_amos(table: ScaleTable, *, n_steps: int | None) -> optax.GradientTrans
 
 
 def _describe(name: str, table: ScaleTable, n_steps: int | None) -> str:
-    n_kept = sum(map(sphere.has_radius, table))
+    n_kept = sum(sphere.has_radius(row) and not sphere.SphereRule().start(row) for row in table)
     n_outputs = sum(row.role.is_kernel and row.role.is_output for row in table)
     kind = "sphere" if name == "auto" else name
     title = f"Optimizer {name}" + (f" ({kind})" if kind != name else "")

@@ -3,9 +3,8 @@
 A hidden kernel takes steps of a fixed size relative to its scale and is rescaled to that
 scale after each of them, so that neither a learning rate nor a weight decay is needed, and
 the initial size of the weights does not matter. Output kernels take twice these steps without
-the rescaling: the size of logits and targets is for the data to say. Scales, roles and the
-depth of the model come from a `ScaleTable`; the size of a step follows from the depth and from
-the number of steps.
+the rescaling: the size of logits and targets is for the data to say. Scales, roles and depth
+come from a `ScaleTable`; the size of a step follows from the depth and the number of steps.
 """
 
 import dataclasses
@@ -54,6 +53,8 @@ class SphereRule:
             are divided by their rms like those of kernels. Otherwise they are much smaller.
         branch_power: The kernels at the ends of n residual branches have their scale divided
             by n to this power.
+        recurrent_start: Kernels that are applied to their own results start no larger than this
+            part of their scale, and are free: on it, gradients might grow through time. 0: not so.
         restarts: Whether the moments start again after the first step. It rescales the
             kernels, so that gradients taken before it have another size.
 
@@ -73,6 +74,7 @@ class SphereRule:
     table_depth_power: float = 0.5
     divides_added: bool = True
     branch_power: float = 1.0
+    recurrent_start: float = 0.5
     restarts: bool = True
 
     def __post_init__(self) -> None:
@@ -83,6 +85,10 @@ class SphereRule:
         """Returns the scale of a parameter: a number, or an array if its slices differ."""
         eta = row.eta if row.eta_by_slice is None else row.eta_by_slice
         return eta * row.n_branches**-self.branch_power
+
+    def start(self, row: ScaleRow) -> float:
+        """Returns the part of its scale at which a free kernel starts at most; 0: it is kept."""
+        return 1.0 if row.role.is_output else self.recurrent_start * row.role.is_recurrent
 
     def factor(self, row: ScaleRow, table: ScaleTable) -> float:
         """Returns the factor on the steps of a parameter."""
@@ -109,15 +115,16 @@ class SphereRule:
         return u * (size / jnp.maximum(_rms(u, _own_axes(row)), max(self.min_rms, _FLOOR)))
 
 
-# Settings of `sphere` that were others, by version. A run stores its version, and is resumed with
-# the settings it had.
-_BEFORE_4 = {"table_depth_power": 1.0}
+# Settings of `sphere` that were others, by version: a run is resumed with those it had.
+_BEFORE_5 = {"recurrent_start": 0.0}
+_BEFORE_4 = {"table_depth_power": 1.0, **_BEFORE_5}
 _BEFORE_3 = {"branch_depth_power": 1.0, "divides_added": False, "tail": "cosine", **_BEFORE_4}
 RULES: dict[int, dict[str, Any]] = {
     1: {"full_depth": math.inf, "branch_power": 0.0, "restarts": False, **_BEFORE_3},
     2: _BEFORE_3,
     3: _BEFORE_4,
-    4: {},
+    4: _BEFORE_5,
+    5: {},
 }
 
 
@@ -266,7 +273,6 @@ def step_size(
     peak, decay = c / math.sqrt(n_steps), _TAILS[tail]
 
     def size(count: Any) -> jax.Array:
-        # The first step is not empty, and neither is the last.
         rise = jnp.minimum(1.0, (count + 1) / max(n_warmup, 1))
         progress = jnp.clip((count + 1 - n_warmup) / (n_steps + 1 - n_warmup), 0.0, 1.0)
         return peak * rise * decay(progress)
@@ -293,17 +299,14 @@ def scale_by_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTransfo
     shape_fn = table.shape_fn if rule.is_reduced else None
 
     def init(params: trees.PyTree) -> ScaleBySphereState:
-        def mean(name: trees.Name, param: Any) -> jax.Array:
-            del name
-            return jnp.zeros_like(param, transform.compute_dtype(param))
-
         def square(name: trees.Name, param: Any) -> jax.Array:
             row = table.row(name, jnp.shape(param))
             transform.record_scale(name, rule.scale(row))
             shape = slots.slot_shape_of(shape_fn, name, jnp.shape(param))
             return jnp.zeros_like(param, transform.compute_dtype(param), shape)
 
-        mu, nu = trees.map_named(mean, params), trees.map_named(square, params)
+        mu = jax.tree.map(lambda p: jnp.zeros_like(p, transform.compute_dtype(p)), params)
+        nu = trees.map_named(square, params)
         return ScaleBySphereState(count=jnp.zeros((), jnp.int32), mu=mu, nu=nu)
 
     def update(
@@ -335,8 +338,8 @@ def project_to_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTrans
     """Creates the last part of `sphere`: hidden kernels end each step on their scale.
 
     The incoming updates already include the sign. Each copy of a kernel, such as a layer of
-    a stack, is rescaled separately. Output kernels above their scale are reduced to it by the
-    first step, and are free afterwards. Arguments are those of `sphere`.
+    a stack, is rescaled separately. Kernels of outputs and recurrences are only reduced by the
+    first step if they are larger than they should start. Arguments are those of `sphere`.
     """
     rule = SphereRule(**settings)
 
@@ -349,12 +352,11 @@ def project_to_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTrans
     ) -> tuple[trees.PyTree, ProjectToSphereState]:
         if params is None:
             raise ValueError("Sphere needs params: call update(grads, state, params).")
-
         is_first = state.count == 0
 
         def project(name: trees.Name, param: Any, delta: Any) -> Any:
             row = table.row(name, jnp.shape(param))
-            if delta is None or row.role.kind not in ("contracted", "looked up"):
+            if delta is None or not has_radius(row):
                 return delta
             dtype = transform.compute_dtype(param)
             moved = jnp.asarray(param, dtype) + jnp.asarray(delta, dtype)
@@ -362,8 +364,8 @@ def project_to_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTrans
             rms = _rms(moved, row.role.free if by_row else _own_axes(row))
             eta = jnp.asarray(rule.scale(row), dtype)
             factor = jnp.where(rms > 0, eta / jnp.where(rms > 0, rms, 1), 1)
-            if not has_radius(row):
-                factor = jnp.where(is_first, jnp.minimum(factor, 1), 1)
+            if start := rule.start(row):
+                factor = jnp.where(is_first, jnp.minimum(start * factor, 1), 1)
             return (moved * factor - jnp.asarray(param, dtype)).astype(jnp.result_type(delta))
 
         projected = _map_columns(1, lambda *leaf: (project(*leaf),), params, updates)[0]
@@ -373,11 +375,8 @@ def project_to_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTrans
 
 
 def has_radius(row: ScaleRow) -> bool:
-    """Whether a parameter is kept on its scale: kernels, except outputs and low-rank factors.
-
-    A low-rank factor is left free because an adapter must start as it was initialised: at 0.
-    """
-    return row.role.kind in ("contracted", "looked up") and not row.role.is_output
+    """Whether a parameter is rescaled: not low-rank factors, as an adapter must start at 0."""
+    return row.role.kind in ("contracted", "looked up")
 
 
 def _own_axes(row: ScaleRow) -> tuple[int, ...]:

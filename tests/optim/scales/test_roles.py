@@ -105,6 +105,68 @@ def test_kernel_used_twice_in_the_same_way_is_not_tied():
     assert roles_of(transposed, X, w=(16, 16))["w"].is_tied
 
 
+def recurrent_in(fn, *batch, **shapes):
+    found = roles_of(fn, *batch, **shapes)
+    return sorted(name for name, role in found.items() if role.is_recurrent)
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize("x", [X, jax.ShapeDtypeStruct(X.shape, jnp.float32)])
+def test_kernels_applied_to_their_own_results_are_recurrent(unrolled, x):
+    def fn(p, x):
+        def cell(state, _):
+            return jnp.tanh(x @ p["input"] + jnp.tanh(state @ p["up"]) @ p["down"]), None
+
+        state = jnp.zeros((8, 4))
+        if unrolled:
+            for _ in range(3):
+                state, _ = cell(state, None)
+        else:
+            state, _ = jax.lax.scan(cell, state, None, length=3)
+        return state @ p["head"]
+
+    shapes = {"input": (16, 4), "up": (4, 6), "down": (6, 4), "head": (4, 2)}
+    assert recurrent_in(fn, x, **shapes) == ["down", "up"]
+
+
+def test_layers_of_a_stack_are_not_recurrent_even_if_the_stack_is_used_twice():
+    def tower(p, x):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, p["stack"])[0]
+
+    siamese = lambda p, x: tower(p, x) * tower(p, x[::-1])
+    assert recurrent_in(siamese, X, stack=(3, 16, 16)) == []
+    looped = lambda p, x: tower(p, tower(p, x))
+    assert recurrent_in(looped, X, stack=(3, 16, 16)) == ["stack"]
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_layers_that_share_their_weights_are_not_recurrent_but_states_with_inputs_are(unrolled):
+    def repeated(fn):
+        def run(p, x):
+            if unrolled:
+                y = x
+                for _ in range(3):
+                    y = fn(p, x, y)
+            else:
+                y = jax.lax.scan(lambda y, _: (fn(p, x, y), None), x, None, length=3)[0]
+            return y @ p["head"]
+
+        return run
+
+    shapes = {"up": (16, 4), "down": (4, 16), "head": (16, 2)}
+    layer = repeated(lambda p, x, y: y + jnp.tanh(y @ p["up"]) @ p["down"])
+    assert recurrent_in(layer, X, **shapes) == []
+    state = repeated(lambda p, x, y: jnp.tanh((x + y) @ p["up"]) @ p["down"])
+    assert recurrent_in(state, X, **shapes) == ["down", "up"]
+
+
+def test_tied_kernels_are_not_recurrent():
+    embedding = lambda p, ids: jnp.tanh(p["table"][ids] @ p["w"]) @ p["table"].T
+    assert recurrent_in(embedding, IDS, table=(5, 16), w=(16, 16)) == []
+    autoencoder = lambda p, x: jnp.tanh(x @ p["w"]) @ p["w"].T
+    assert recurrent_in(autoencoder, X, w=(16, 4)) == []
+
+
 def test_unused_parameter_has_no_role():
     found = roles_of(lambda p, x: x @ p["w"], X, w=(16, 4), unused=(3, 2))
     assert found["unused"].kind == "unknown"

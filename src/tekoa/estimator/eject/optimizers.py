@@ -180,9 +180,10 @@ class PlainOptimizer:
                 )
             radius = None
             if row.role.kind in ("contracted", "looked up"):
-                radius = "always" if sphere.has_radius(row) else "at first"
+                radius = "at first" if rule.start(row) else "always"
             step = float(scale * rule.factor(row, table))
-            rows["/".join(name)] = (float(scale), step, rule.is_divided(row), radius)
+            start = float(scale * (rule.start(row) or 1))
+            rows["/".join(name)] = (start, step, rule.is_divided(row), radius)
         self._write_table(
             "ROLES",
             "scale, size of its steps, whether their direction is divided by its\n"

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend import core
 
 from tekoa.core import trees
-from tekoa.optim.scales import interpreter, roles, views
+from tekoa.optim.scales import eager, interpreter, roles, views
 from tekoa.optim.scales import uses as uses_lib
 from tekoa.optim.scales import values as values_lib
 from tekoa.optim.scales.rules import contractions, control_flow, moves, pointwise
@@ -130,7 +130,7 @@ def _inputs(
 
 
 def _input(reader: interpreter.Reader, x: Any, deps: int) -> values_lib.Value:
-    data = x
+    data = eager.as_numpy(x)
     if isinstance(x, jax.ShapeDtypeStruct):
         data = _draw_data(reader, x, 1.0 if deps == values_lib.BATCH else INITIAL_RMS)
     elif reader.shapes_only and math.prod(x.shape) > interpreter.HUGE:
@@ -162,6 +162,7 @@ def _row(result: ReadResult, i: int, name: trees.Name, leaf: Any) -> ScaleRow:
         roles.complete(decision.use.role, shape),
         is_output=not result.record.is_followed(i, decision.use.kind),
         is_tied=decision.is_tied,
+        is_recurrent=result.record.is_recurrent(i),
     )
     return ScaleRow(
         name=name,

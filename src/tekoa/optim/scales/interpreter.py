@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from tekoa.optim.scales import uses
+from tekoa.optim.scales import eager, uses
 from tekoa.optim.scales import views as views_lib
 from tekoa.optim.scales.rules import samples
 from tekoa.optim.scales.values import BATCH, Samples, Value
@@ -169,8 +169,10 @@ class Reader:
         needs_mesh = eqn.primitive.name in samples.MESH_OPS
         if is_too_large or needs_mesh or any(isinstance(x, Samples) for x in data):
             return samples.execute(eqn, data, self.rng())
+        if (outs := eager.execute(eqn, data)) is not None:
+            return outs
         out = eqn.primitive.bind(*data, **eqn.params)
-        return list(out) if eqn.primitive.multiple_results else [out]
+        return list(map(eager.as_numpy, out if eqn.primitive.multiple_results else [out]))
 
     def note(self, inputs: Sequence[Value], reason: str) -> None:
         """Notes for each parameter among the inputs why this use gives no scale."""
@@ -203,7 +205,7 @@ class Reader:
 
 def constant(x: Any, aval: Any = None) -> Value:
     """Wraps a constant of the model."""
-    if aval is not None and not hasattr(x, "dtype"):
+    if aval is not None:  # A literal, which is a number in Python or an array of JAX's own.
         x = np.asarray(x, aval.dtype)
     return Value(shape=tuple(np.shape(x)), dtype=x.dtype, data=x)
 

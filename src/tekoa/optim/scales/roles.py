@@ -43,6 +43,7 @@ class Role:
     n_groups: int = 1  # Copies that share an axis, as in a grouped convolution.
     is_output: bool = False  # Whether no other kernel follows before the loss.
     is_tied: bool = False  # Whether it is a kernel in more than one way.
+    is_recurrent: bool = False  # Whether it is applied to its own earlier results.
 
     @property
     def is_kernel(self) -> bool:
@@ -56,7 +57,8 @@ class Role:
         return "".join(letters[axis] for axis in sorted(letters))
 
     def __str__(self) -> str:
-        words = [self.letters, "output" if self.is_output else "hidden", "tied" * self.is_tied]
+        words = [self.letters, "output" if self.is_output else "hidden"]
+        words += ["tied" * self.is_tied, "recurrent" * self.is_recurrent]
         return " ".join(filter(None, words)) if self.kind != "unknown" else "unknown"
 
 

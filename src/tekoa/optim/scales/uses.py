@@ -83,9 +83,11 @@ class UseRecord:
     # Kernel -> whether its result is added to what it was computed from.
     is_residual: dict[int, bool] = dataclasses.field(default_factory=dict)
     _deepened: set[tuple[int, views.Part]] = dataclasses.field(default_factory=set)
-    _bits: dict[tuple[int, UseKind], int] = dataclasses.field(default_factory=dict)
+    _bits: dict[tuple[int, UseKind | Use], int] = dataclasses.field(default_factory=dict)
     _new_bits: int = 0
     _in_branches: int = 0  # Bits of the uses between a stream and what is added to it.
+    _in_streams: int = 0  # Bits of the uses in streams that kernels are added to again and again.
+    _repeated: set[int] = dataclasses.field(default_factory=set)  # Applied to their own results.
     _order: dict[tuple[int, views.Part], int] = dataclasses.field(default_factory=dict)
 
     def order(self, view: views.View) -> int:
@@ -100,15 +102,24 @@ class UseRecord:
         if use.kind.shrinks:
             gain = view.gain**2 or 1.0
             ms = ms * gain if use.kind is CONTRACTED else ms / gain
-        bit = self._bits.setdefault((view.param, use.kind), 1 << len(self._bits))
+        use = dataclasses.replace(use, part=view.part)
+        bit = self._bit_of(view.param, use.kind)
         self._new_bits |= bit
         # Only when it is first applied: a recurrent kernel is one layer, whatever the time.
         if use.kind.role in roles.KERNELS and (view.param, view.part) not in self._deepened:
             self._deepened.add((view.param, view.part))
             self.depths[bit] = max(self.depths.get(bit, 0), 1 + self.depth_of(data_uses))
-        use = dataclasses.replace(use, part=view.part)
+        if use.kind is CONTRACTED:
+            self._add_recurrence(view.param, use, data_uses)
         pool = self.by_param.setdefault(view.param, {}).setdefault(use, Pool())
         pool.total, pool.n = pool.total + ms, pool.n + 1
+
+    def _add_recurrence(self, param: int, use: Use, data_uses: int) -> None:
+        # A bit of its own: layers of a stack, and both uses of a tied kernel, are different.
+        bit = self._bit_of(param, use)
+        self._new_bits |= bit
+        if bit & data_uses:
+            self._repeated.add(param)
 
     def depth_of(self, bits: int) -> int:
         """Returns the number of kernels on the longest path through any of these uses."""
@@ -127,6 +138,8 @@ class UseRecord:
             # As for the depth, the first time counts: later, a recurrent state has all uses.
             if self.is_residual.setdefault(kernel, not other_uses & ~earlier_uses):
                 self._in_branches |= own_uses & ~other_uses
+            if other_uses & self._bits_of(kernel):
+                self._in_streams |= own_uses
 
     @property
     def n_branches(self) -> int:
@@ -138,12 +151,26 @@ class UseRecord:
         bits = self._bits_of(param)
         return bool(bits) and not bits & ~self._in_branches
 
+    def is_recurrent(self, param: int) -> bool:
+        """Whether a kernel is applied to its own results, not in layers of shared weights.
+
+        Those add to a stream that has their earlier results already.
+        """
+        in_layer = self.is_in_branch(param) and bool(self._bits_of(param) & self._in_streams)
+        return param in self._repeated and not in_layer
+
     def depth_of_param(self, param: int) -> int:
         """Returns the depth of a parameter as a kernel, 0 if it is none."""
         return self.depth_of(self._bits_of(param))
 
+    def _bit_of(self, param: int, key: UseKind | Use) -> int:
+        return self._bits.setdefault((param, key), 1 << len(self._bits))
+
     def _bits_of(self, param: int) -> int:
-        return sum(bit for (i, _), bit in self._bits.items() if i == param)
+        """Returns the bits of all kinds of use of a parameter."""
+        return sum(
+            bit for (i, key), bit in self._bits.items() if i == param and isinstance(key, UseKind)
+        )
 
     def take_new_bits(self) -> int:
         """Returns the bits of the uses added since the last call."""

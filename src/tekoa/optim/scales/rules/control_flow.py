@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from tekoa.optim.scales import values
 from tekoa.optim.scales.interpreter import Reader, Rule, union, union_of_uses
@@ -121,7 +122,10 @@ def _stack_steps(reader: Reader, eqn: Any, steps: Sequence[Value]) -> Value:
     else:
         arrays = [value.data for value in steps]
         arrays += [arrays[-1]] * (length - len(arrays))
-        data = jnp.stack(arrays[::-1] if eqn.params["reverse"] else arrays)
+        arrays = arrays[::-1] if eqn.params["reverse"] else arrays
+        # JAX would compile a program of as many operations.
+        is_numpy = all(isinstance(array, np.ndarray) for array in arrays)
+        data = np.stack(arrays) if is_numpy else jnp.stack(arrays)
     last = steps[-1]
     return Value(
         shape=(length, *last.shape),

@@ -160,7 +160,7 @@ def _record(
 def _fill(value: Value, fill: float) -> Any:
     if isinstance(value.data, Samples):
         return Samples(np.full_like(value.data.samples, fill))
-    return jnp.full(value.shape, fill, value.dtype)
+    return np.full(value.shape, fill, value.dtype)
 
 
 def _draw(reader: Reader, value: Value, rms: float) -> Any:
