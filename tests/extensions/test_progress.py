@@ -92,6 +92,13 @@ def test_a_line_per_validation_with_aligned_numbers_and_a_curve_at_the_end(summa
     assert second == "eval loss   █▄▂▁  0.3333 to 0.04167"
 
 
+def test_a_checkpoint_without_metrics_has_no_line(summary):
+    out = io.StringIO()
+    bar = ProgressBar(4, file=out, lines=True)
+    bar(dataclasses.replace(summary(0, train={}), n_completed_steps=0))
+    assert out.getvalue() == ""
+
+
 def test_small_and_large_numbers_do_not_move_the_columns(summary):
     out = io.StringIO()
     bar = ProgressBar(4, file=out, lines=True)

@@ -93,9 +93,10 @@ class ProgressBar:
         if is_interactive:
             self._update_bar(checkpoint.step, note)
         if self._has_lines and not self._console.is_jupyter:
-            line = self._aligned(checkpoint.step, values)
-            # The bar has the rates.
-            self._print("  ".join([line, *([] if is_interactive else rates)]).rstrip())
+            rates = [] if is_interactive else rates  # The bar has them.
+            if values or rates:
+                line = self._aligned(checkpoint.step, values)
+                self._print("  ".join([line, *rates]).rstrip())
         elif not is_interactive:
             self._print_now_and_then(checkpoint.step, note)
         if checkpoint.step == self._n_steps:

@@ -232,7 +232,7 @@ def test_errors_recommend_flags(tmp_path, capsys):
     model = tmp_path / "nan_model.py"
     model.write_text(SUM.format(tiny=TINY, loss="jnp.mean(logits) * jnp.log(-1.0)"))
     assert main.main(["train", str(model), f"--model_dir={tmp_path / 'a'}"]) == ExitCode.NON_FINITE
-    assert "or set --on_nan=skip." in capsys.readouterr().err
+    assert "or set --on_nan=skip. `tekoa why RUN` finds" in capsys.readouterr().err
     command = ["train", TINY, f"--model_dir={tmp_path / 'b'}", "--train_pattern=a"]
     assert main.main([*command, "--max_train_steps=3"]) == 0
     changed = ["--max_train_steps=6", "--train_batch_size=20"]

@@ -112,7 +112,7 @@ COMMANDS = (
 _BY_NAME = {command.name: command for command in COMMANDS}
 # What messages of the library recommend, and how the command does it.
 _FLAGS_OF_ARGUMENTS = {
-    'pass on_nan="skip"': "set --on_nan=skip",
+    'pass on_nan="skip".': "set --on_nan=skip. `tekoa why RUN` finds where it began.",
     "restore with allow_changes=True": "set --allow_data_changes",
 }
 _HELP_WORDS = {"--help", "-h", "help"}

@@ -211,6 +211,6 @@ def _print_results(outcomes: Sequence[Outcome], model: str) -> None:
         return
     settings = " ".join(f"--{name}={value}" for name, value in best.lane.values.items())
     print(
-        f"The best run is {best.directory}: {best.metric} {best.value:.6g}.\nIt goes on by itself "
-        f"with: tekoa train {model} {settings} --model_dir={best.directory}"
+        f"The best run is {best.directory}: {best.metric} {best.value:.6g}.\nTo train it "
+        f"further: tekoa train {model} {settings} --model_dir={best.directory}"
     )
