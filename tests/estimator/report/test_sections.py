@@ -94,6 +94,25 @@ def test_time_between_processes_is_not_counted():
     assert "starts of the training process" in sections.timings(run)
 
 
+def test_what_the_run_measured_of_itself_is_listed():
+    system = {
+        "train/seconds_per_step": line(0.1, 0.1),
+        "system/data_seconds": line(1.0, 2.0),
+        "system/examples_per_second": line(100.0, 300.0),
+        "system/flops_utilisation": line(0.25),
+        "system/host_bytes": line(2e9, 1e9),
+    }
+    rows = dict(sections._system(facts({"train": system})))
+    assert list(rows.values()) == ["3.0 s", "200", "0.25", "2.00 GB"]
+    assert "examples per second" in sections.timings(facts({"train": system}))
+    assert not dict(sections._system(facts()))
+
+
+def test_norms_of_parameters_are_no_columns_of_checkpoints():
+    curves = {"train": {"train/loss": line(1.0), "gradient_norms/dense/kernel": line(0.1)}}
+    assert list(sections._score_columns(facts(curves))) == ["train loss"]
+
+
 def test_settings_are_flattened_and_default_flags_omitted():
     record = {
         "model": "my.model",

@@ -22,6 +22,20 @@ SPEED = "seconds_per_step"
 _MAX_TEXTS = 20
 _FIRST = ("loss", "cost", "perplexity")
 LAST = ("last_loss", "gradients_l2norm", "weights_l2norm")
+# What the group "system" says about the whole run: sums of seconds, recent speeds, most memory.
+_SPENT = {
+    "data_seconds": "reading batches, a part of the steps",
+    "compile_seconds": "compiling",
+    "validation_seconds": "validation",
+    "samples_seconds": "text samples",
+    "save_seconds": "waiting for saves",
+}
+_SPEEDS = {
+    "examples_per_second": "examples per second, recent median",
+    "tokens_per_second": "tokens per second, recent median",
+    "flops_utilisation": "share of the devices' peak, recent median",
+}
+_MEMORY = {"host_bytes": "memory of the process", "device_peak_bytes": "memory of a device, peak"}
 
 
 def metric_charts(facts: RunFacts) -> dict[str, dict[str, list[Point]]]:
@@ -195,7 +209,7 @@ def _score_columns(facts: RunFacts) -> dict[str, dict[int, str]]:
     columns = {}
     for name, by_source in metric_charts(facts).items():
         for source, points in by_source.items():
-            if source != TRAIN or name in _FIRST:
+            if not is_of_parameters(name) and (source != TRAIN or name in _FIRST):
                 columns[f"{source} {name}"] = {p.step: number(p.value) for p in points}
     return dict(list(columns.items())[:5])
 
@@ -218,12 +232,28 @@ def _times(facts: RunFacts, points: Sequence[Point]) -> Iterator[tuple[str, str]
     inside, outside = seconds(facts)
     yield "in training steps", duration(inside)
     yield "between steps: validation, logging, saving", duration(outside)
+    yield from _system(facts)
     times = [1e3 * point.value for point in points]
     shown = [f"{f(times):.3g} ms" for f in (min, statistics.median, max)]
     yield "fastest · median · slowest step", " · ".join(shown)
     yield "starts of the training process", str(len({p.start for p in points}))
     yield "first point", clock(points[0].wall_time)
     yield "last point", clock(points[-1].wall_time)
+
+
+def _system(facts: RunFacts) -> Iterator[tuple[str, str]]:
+    """Yields what the run measured of itself, as far as it did."""
+    system = {
+        tag.removeprefix("system/"): [point.value for point in points]
+        for tag, points in facts.curves.get(TRAIN, {}).items()
+        if tag.startswith("system/") and points
+    }
+    for name in filter(system.__contains__, _SPENT):
+        yield _SPENT[name], duration(sum(system[name]))
+    for name in filter(system.__contains__, _SPEEDS):
+        yield _SPEEDS[name], number(statistics.median(system[name][-20:]))
+    for name in filter(system.__contains__, _MEMORY):
+        yield _MEMORY[name], f"{max(system[name]) / 1e9:.2f} GB"
 
 
 def step_times(facts: RunFacts) -> list[Point]:
