@@ -8,7 +8,6 @@ import pytest
 
 from tekoa.optim import muon, sphere
 from tekoa.optim.scales.auto import scales_of_function
-from tekoa.optim.scales.roles import Role
 
 
 def normal(seed, shape):
@@ -66,22 +65,6 @@ def optax_step(grad):
     tx = optax.contrib.scale_by_muon(weight_dimension_numbers=numbers)
     matrix = grad.reshape(10, 6)
     return np.asarray(tx.update({"w": matrix}, tx.init({"w": matrix}))[0]["w"])
-
-
-@pytest.mark.parametrize(
-    ("role", "is_matrix"),
-    [
-        (Role(kind="contracted", contracted=(0,), free=(1,)), True),
-        (Role(kind="contracted", contracted=(1,), free=(2,), batched=(0,)), True),
-        (Role(kind="contracted", contracted=(0,), free=(1,), is_output=True), False),
-        (Role(kind="contracted", contracted=(0, 1), batched=(2,)), False),  # Depthwise.
-        (Role(kind="contracted", contracted=(0,), free=(1,), n_groups=2), False),
-        (Role(kind="looked up", contracted=(0,), free=(1,)), False),
-        (Role(kind="added", free=(0,)), False),
-    ],
-)
-def test_which_parameters_are_matrices(role, is_matrix):
-    assert muon.is_matrix(role) == is_matrix
 
 
 def test_a_learning_rate_replaces_the_number_of_steps():

@@ -46,6 +46,14 @@ def rms(x, axis=None):
     return np.sqrt(np.mean(np.square(np.asarray(x, np.float64)), axis=axis))
 
 
+def orthogonal_direction(x, n_iterations):
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    s = s / np.sqrt(np.sum(s**2))
+    for _ in range(n_iterations):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (u * s) @ v / rms((u * s) @ v)
+
+
 def expected_params(
     n,
     *,
@@ -56,9 +64,7 @@ def expected_params(
     hidden=1.0,
     bound=0.2,
     nesterov=True,
-    row_radius=False,
-    restarts=True,
-    divides_added=True,
+    n_iterations=3,
 ):
     """The formulas in float64, parameter by parameter."""
     params = {name: x.astype(np.float64) for name, x in PARAMS.items()}
@@ -68,9 +74,9 @@ def expected_params(
     for t in range(1, n + 1):
         xi = c / math.sqrt(n) * min(1, t / n_warm)
         xi *= 1 - max(0, (t - n_warm) / (n + 1 - n_warm))
-        age = max(1, t - 1) if restarts else t  # Of the moments.
+        age = max(1, t - 1)  # Of the moments, which start again after the first step.
         for name, g in grads(t - 1).items():
-            if restarts and t == 2:
+            if t == 2:
                 m[name], v[name] = np.zeros_like(m[name]), np.zeros_like(v[name])
             m[name] = b1 * m[name] + (1 - b1) * g
             v[name] = b2 * v[name] + (1 - b2) * g.astype(np.float64) ** 2
@@ -78,14 +84,13 @@ def expected_params(
             if nesterov:
                 u = (b1 * m[name] + (1 - b1) * g) / (1 - b1 ** (age + 1))
             u = u / np.sqrt(v[name] / (1 - b2**age))
-            is_row = row_radius and name == "table"
-            if not is_row and (name != "bias" or divides_added):
+            if name == "body" and n_iterations:
+                u = orthogonal_direction(u, n_iterations)
+            else:
                 u = u / max(rms(u), bound)
             side = hidden**0.5 if name == "table" else hidden
             w = params[name] - xi * ETA[name] * u * (factor if name == "head" else side)
-            if is_row:
-                w = w * ETA[name] / rms(w, axis=1)[:, None]
-            elif name in ("body", "table"):
+            if name in ("body", "table"):
                 w = w * ETA[name] / rms(w)
             elif name == "head" and t == 1:
                 w = w * min(1, ETA[name] / rms(w))
@@ -100,12 +105,10 @@ def expected_params(
         ({"c": 1.0, "b1": 0.5, "b2": 0.9}, {"c": 1.0, "b1": 0.5, "b2": 0.9}),
         ({"output_factor": 3.0, "min_rms": 0.9}, {"factor": 3.0, "bound": 0.9}),
         ({"nesterov": False}, {"nesterov": False}),
-        ({"row_radius": True}, {"row_radius": True}),
         ({"full_depth": 2.0}, {"hidden": 2 / 3}),  # Table, body and head are three in a row.
-        ({"restarts": False}, {"restarts": False}),
-        ({"divides_added": False}, {"divides_added": False}),
+        ({"n_iterations": 0}, {"n_iterations": 0}),
     ],
-    ids=["default", "decays", "output", "momentum", "rows", "depth", "no restart", "biases"],
+    ids=["default", "decays", "output", "momentum", "depth", "not orthogonal"],
 )
 def test_steps_follow_the_formulas(settings, expected):
     params, _ = run(sphere.sphere(TABLE, n_steps=12, **settings), PARAMS, 12)
@@ -167,11 +170,11 @@ def test_steps_of_branches_and_tables_shrink_less_with_depth():
     sizes = {"in": (4, 6), "rows": (3, 6), "up": (6, 8), "down": (8, 6), "head": (6, 2)}
     params = {name: normal(0, shape) for name, shape in sizes.items()}
     table = scales_of_function(residual, params, normal(1, (32, 4)))
-    earlier = {"branch_depth_power": 1.0, "table_depth_power": 1.0}
-    for settings, root in (({}, 0.5**0.5), (earlier, 0.5)):
+    smaller = {"branch_depth_power": 1.0, "table_depth_power": 1.0}
+    for settings, table_share, share in (({}, 0.5**0.5, 1.0), (smaller, 0.5, 0.5)):
         tx = sphere.scale_by_sphere(table, full_depth=2.0, **settings)  # Of four.
         updates, _ = tx.update(params, tx.init(params))
-        factors = {"in": 0.5, "rows": root, "up": root, "down": root, "head": 2.0}
+        factors = {"in": 0.5, "rows": table_share, "up": share, "down": share, "head": 2.0}
         for name, factor in factors.items():
             expected = factor * table[name].eta
             assert rms(updates[name]) == pytest.approx(expected, rel=1e-5), name
@@ -230,8 +233,8 @@ def test_reduced_second_moments_average_over_the_slot():
     tx = sphere.scale_by_sphere(TABLE, is_reduced=True)
     g = grads(0)
     updates, _ = tx.update(g, tx.init(PARAMS))
-    u = g["body"] / rms(g["body"], axis=0)
-    np.testing.assert_allclose(updates["body"], ETA["body"] * u / rms(u), rtol=1e-4)
+    u = orthogonal_direction(g["body"] / rms(g["body"], axis=0), 3)
+    np.testing.assert_allclose(updates["body"], ETA["body"] * u, rtol=1e-4)
 
 
 def test_slots_of_bfloat16_parameters_are_float32():
@@ -319,7 +322,7 @@ def test_update_without_params_is_an_error():
 
 def test_auto_for_trains_a_network_without_settings():
     x = normal(0, (256, 8))
-    y = np.tanh(x @ normal(1, (8, 1))) * 7
+    y = np.tanh(x @ normal(1, (8, 2))).sum(1, keepdims=True) * 7
     params = {"w": 30 * normal(2, (8, 16)), "b": np.zeros(16, "f"), "v": normal(3, (16, 1))}
 
     def loss(params, x, y):

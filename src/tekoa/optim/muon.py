@@ -11,9 +11,8 @@ import optax
 import optax.contrib
 
 from tekoa.core import trees
-from tekoa.optim import restart, sphere
+from tekoa.optim import orthogonal, restart, sphere
 from tekoa.optim.amos import transform
-from tekoa.optim.scales.roles import Role
 from tekoa.optim.scales.table import ScaleTable
 
 
@@ -53,13 +52,14 @@ def muon_for(
     >>> tx = muon_for(scales_of_function(fn, params, jnp.ones((8, 9))), n_steps=100)
     >>> updates, state = tx.update(params, tx.init(params), params)
     """
-    settings = {"table_depth_power": 1.0, **settings}  # As it was measured.
+    # The depth counts as in the rules with which it was measured.
+    settings = {"branch_depth_power": 0.5, "table_depth_power": 1.0, **settings}
     schedule = {name: settings.pop(name) for name in ("warmup", "tail") if name in settings}
     if learning_rate is None:
         learning_rate = sphere.step_size(n_steps, c=c, **schedule)
     rule = sphere.SphereRule(**settings)
     # Orthogonalised directions are dense, so that their rms needs no bound.
-    unbounded = dataclasses.replace(rule, min_rms=0.0)
+    unbounded = dataclasses.replace(rule, min_rms=0.0, n_iterations=0)
     by_muon = optax.chain(
         transform.in_float32(
             optax.contrib.scale_by_muon(
@@ -70,13 +70,15 @@ def muon_for(
     )
 
     def labels(params: trees.PyTree) -> trees.PyTree:
-        return trees.map_named(lambda name, x: is_matrix(table.row(name, x.shape).role), params)
+        return trees.map_named(
+            lambda name, x: orthogonal.is_matrix(table.row(name, x.shape).role), params
+        )
 
     direction = optax.partition(
         {True: by_muon, False: sphere.scale_by_sphere(table, **settings)}, labels
     )
     return optax.chain(
-        restart.restart_after_first(direction) if rule.restarts else direction,
+        restart.restart_after_first(direction),
         optax.scale_by_learning_rate(learning_rate),
         sphere.project_to_sphere(table, **settings),
     )
@@ -86,15 +88,6 @@ def _to_scale(rule: sphere.SphereRule, table: ScaleTable, updates: trees.PyTree)
     return trees.map_named(
         lambda name, u: rule.to_scale(u, table.row(name, u.shape), table), updates
     )
-
-
-def is_matrix(role: Role) -> bool:
-    """Whether a parameter is a hidden kernel with rows and columns of its own.
-
-    Groups of a convolution that share an axis would be mixed by the orthogonalisation.
-    """
-    has_both = bool(role.contracted and role.free)
-    return role.kind == "contracted" and not role.is_output and has_both and role.n_groups == 1
 
 
 def dimension_numbers(table: ScaleTable, params: trees.PyTree) -> trees.PyTree:
@@ -107,7 +100,7 @@ def dimension_numbers(table: ScaleTable, params: trees.PyTree) -> trees.PyTree:
 
     def numbers(name: trees.Name, param: Any) -> Any:
         role = table.row(name, param.shape).role
-        if not is_matrix(role):
+        if not orthogonal.is_matrix(role):
             return None
         return optax.contrib.MuonDimensionNumbers(role.contracted, role.free)
 

@@ -27,7 +27,6 @@ DEFAULT_RATE = 5e-4
 DEFAULT_RATE_OF_GRADIENTS = 0.1
 RATE_OF_AMOS = 0.01  # Of its published form: 1 / sqrt(10,000 batches of data).
 _ON_GRADIENTS = ("sgd", "noisy_sgd", "optimistic_gradient_descent", "lars", "fromage")
-_SCHEDULE = ("c", "warmup", "tail")  # The settings of sphere that decide on the size of steps.
 BY_SCALES = ("auto", "sphere", "muon", "amos")  # Those that need a table of scales.
 
 FindTable = Callable[[], ScaleTable]
@@ -163,9 +162,10 @@ def choose(
     if name == "amos":
         optimizer = _make_amos(table, n_steps=n_steps)
     else:
-        facts["rule"] = _rule_version(name, saved)
+        _check_rules(name, saved)
+        facts["rule"] = sphere.RULES_VERSION
         make = _make_muon if name == "muon" else sphere.auto_sphere
-        optimizer = make(table, n_steps=n_steps, **sphere.RULES[facts["rule"]])
+        optimizer = make(table, n_steps=n_steps)
     return Choice(optimizer=optimizer, text=_describe(name, table, n_steps) + before, facts=facts)
 
 
@@ -184,26 +184,21 @@ def rate_at(facts: Mapping[str, Any], step: int) -> float | None:
     if facts.get("name") not in ("auto", "sphere", "muon"):
         return facts.get("learning_rate")
     n_steps = facts["n_steps"]
-    if n_steps is None:
-        size = sphere.anytime_step_size()
-    else:
-        rule = sphere.RULES[facts.get("rule", 1)]
-        size = sphere.step_size(n_steps, **{k: v for k, v in rule.items() if k in _SCHEDULE})
+    size = sphere.anytime_step_size() if n_steps is None else sphere.step_size(n_steps)
     return np.asarray(size(step - 1)).item()
 
 
-def _rule_version(name: str, saved: Mapping[str, Any] | None) -> int:
-    """Returns the version of sphere's constants: that of the earlier part of a run, if any."""
+def _check_rules(name: str, saved: Mapping[str, Any] | None) -> None:
+    """Raises `ValueError` if the earlier part of a run had other rules of sphere."""
     if saved is None or saved.get("name") != name:
-        return max(sphere.RULES)
+        return
     version = saved.get("rule", 1)
-    if version not in sphere.RULES:
+    if version != sphere.RULES_VERSION:
         raise ValueError(
             f"This run was started with version {version!r} of the rules of {name!r}; this Tekoa "
-            f"has {sorted(sphere.RULES)}. Resume it with the Tekoa that started it, or start a "
-            "new run."
+            f"has version {sphere.RULES_VERSION}. Resume it with the Tekoa that started it, or "
+            "start a new run."
         )
-    return version
 
 
 def check_name(name: str) -> None:
@@ -242,12 +237,9 @@ def _is_optimizer(name: str, make: Callable[..., Any]) -> bool:
     return "learning_rate" in {p.name for p in parameters} and set(required) <= {"learning_rate"}
 
 
-def _make_muon(
-    table: ScaleTable, *, n_steps: int | None, **settings: Any
-) -> optax.GradientTransformation:
-    if n_steps is None:
-        settings["learning_rate"] = sphere.anytime_step_size()
-    return muon.muon_for(table, n_steps=n_steps, **settings)
+def _make_muon(table: ScaleTable, *, n_steps: int | None) -> optax.GradientTransformation:
+    rate = sphere.anytime_step_size() if n_steps is None else None
+    return muon.muon_for(table, n_steps=n_steps, learning_rate=rate)
 
 
 def _make_amos(table: ScaleTable, *, n_steps: int | None) -> optax.GradientTransformation:

@@ -2,9 +2,10 @@
 
 A hidden kernel takes steps of a fixed size relative to its scale and is rescaled to that
 scale after each of them, so that neither a learning rate nor a weight decay is needed, and
-the initial size of the weights does not matter. Output kernels take twice these steps without
-the rescaling: the size of logits and targets is for the data to say. Scales, roles and depth
-come from a `ScaleTable`; the size of a step follows from the depth and the number of steps.
+the initial size of the weights does not matter. Directions are those of Adam, orthogonalised
+for hidden kernels. Output kernels take twice these steps without the rescaling: the size of
+logits and targets is for the data to say. Scales, roles and the depth of the model come from a
+`ScaleTable`; the size of a step follows from the depth and from the number of steps.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from tekoa.core import trees
-from tekoa.optim import restart
+from tekoa.optim import orthogonal, restart
 from tekoa.optim.amos import slots, transform
 from tekoa.optim.scales import auto
 from tekoa.optim.scales.table import ScaleRow, ScaleTable
@@ -42,24 +43,18 @@ class SphereRule:
         min_rms: Lower bound of the rms that the steps of a kernel are divided by. The ratio of
             moments of pure noise has an rms of about 0.23; much less means that most entries
             have no gradient, and dividing would enlarge the steps of the few others.
-        row_radius: Whether tables that are only looked up keep the scale of each row, and
-            take steps that are not divided by their rms.
         full_depth: Number of kernels in a row up to which hidden parameters take full steps. In
             deeper models, where every layer changes what the next ones see, they are smaller.
         branch_depth_power: Power of full_depth / depth for kernels in residual branches, each of
-            which changes only a part of what the next ones see.
+            which changes only a part of what the next ones see; 0 for full steps.
         table_depth_power: The same for tables that are looked up, whose rows are summands too.
-        divides_added: Whether the steps of biases, shifts and positions, except single numbers,
-            are divided by their rms like those of kernels. Otherwise they are much smaller.
-        branch_power: The kernels at the ends of n residual branches have their scale divided
-            by n to this power.
         recurrent_start: Kernels that are applied to their own results start no larger than this
             part of their scale, and are free: on it, gradients might grow through time. 0: not so.
-        restarts: Whether the moments start again after the first step. It rescales the
-            kernels, so that gradients taken before it have another size.
+        n_iterations: Of the orthogonalisation of hidden kernels' steps; 0 for none.
+        max_side: Kernels are orthogonalised in blocks of at most so many rows or columns.
 
     Raises:
-        ValueError: If a decay is not in [0, 1).
+        ValueError: If a decay is not in [0, 1), or a number of the orthogonalisation negative.
     """
 
     b1: float = 0.9
@@ -68,23 +63,30 @@ class SphereRule:
     nesterov: bool = True
     output_factor: float = 2.0
     min_rms: float = 0.2
-    row_radius: bool = False
     full_depth: float = 5.0
-    branch_depth_power: float = 0.5
+    branch_depth_power: float = 0.0
     table_depth_power: float = 0.5
-    divides_added: bool = True
-    branch_power: float = 1.0
     recurrent_start: float = 0.5
-    restarts: bool = True
+    n_iterations: int = 3
+    max_side: int = 64
 
     def __post_init__(self) -> None:
         for name in ("b1", "b2"):
             transform.check_range(name, getattr(self, name), 0, 1)
+        if self.n_iterations < 0 or self.max_side < 1:
+            raise ValueError(
+                "n_iterations must be 0 or more and max_side positive, got "
+                f"{self.n_iterations} and {self.max_side}."
+            )
 
     def scale(self, row: ScaleRow) -> Any:
-        """Returns the scale of a parameter: a number, or an array if its slices differ."""
+        """Returns the scale of a parameter: a number, or an array if its slices differ.
+
+        The ends of n residual branches have 1/n of theirs, so that together the branches are as
+        large as the stream that they are added to.
+        """
         eta = row.eta if row.eta_by_slice is None else row.eta_by_slice
-        return eta * row.n_branches**-self.branch_power
+        return eta / row.n_branches
 
     def start(self, row: ScaleRow) -> float:
         """Returns the part of its scale at which a free kernel starts at most; 0: it is kept."""
@@ -101,31 +103,29 @@ class SphereRule:
 
     def is_divided(self, row: ScaleRow) -> bool:
         """Whether the direction of a parameter's step is divided by its rms."""
-        role = row.role
-        if role.kind in ("added", "placed"):
+        if row.role.kind in ("added", "placed"):
             # Divided by its own size, a single number would keep only the sign of its step.
-            return self.divides_added and any(row.shape[i] > 1 for i in _own_axes(row))
-        return role.is_kernel and not (self.row_radius and role.kind == "looked up")
+            return any(row.shape[i] > 1 for i in _own_axes(row))
+        return row.role.is_kernel
+
+    def is_orthogonal(self, row: ScaleRow) -> bool:
+        """Whether the direction of a parameter's step is orthogonalised."""
+        return self.n_iterations > 0 and orthogonal.is_matrix(row.role)
 
     def to_scale(self, u: jax.Array, row: ScaleRow, table: ScaleTable) -> jax.Array:
         """Rescales the direction of a step to the parameter's scale."""
         size = jnp.asarray(self.scale(row) * self.factor(row, table), u.dtype)
+        if self.is_orthogonal(row):
+            return size * orthogonal.orthogonalise(
+                u, row.role, n_iterations=self.n_iterations, max_side=self.max_side
+            )
         if not self.is_divided(row):
             return size * u
         return u * (size / jnp.maximum(_rms(u, _own_axes(row)), max(self.min_rms, _FLOOR)))
 
 
-# Settings of `sphere` that were others, by version: a run is resumed with those it had.
-_BEFORE_5 = {"recurrent_start": 0.0}
-_BEFORE_4 = {"table_depth_power": 1.0, **_BEFORE_5}
-_BEFORE_3 = {"branch_depth_power": 1.0, "divides_added": False, "tail": "cosine", **_BEFORE_4}
-RULES: dict[int, dict[str, Any]] = {
-    1: {"full_depth": math.inf, "branch_power": 0.0, "restarts": False, **_BEFORE_3},
-    2: _BEFORE_3,
-    3: _BEFORE_4,
-    4: _BEFORE_5,
-    5: {},
-}
+# The version of these rules. A run stores it, and is only resumed with the same.
+RULES_VERSION = 5
 
 
 class ProjectToSphereState(NamedTuple):
@@ -182,10 +182,9 @@ def sphere(
     """
     if learning_rate is None:
         learning_rate = step_size(n_steps, c=c, warmup=warmup, tail=tail)
-    rule = SphereRule(**settings)
-    direction = scale_by_sphere(table, **settings)
     return optax.chain(
-        restart.restart_after_first(direction) if rule.restarts else direction,
+        # The first step rescales the kernels, so that gradients taken before have another size.
+        restart.restart_after_first(scale_by_sphere(table, **settings)),
         optax.scale_by_learning_rate(learning_rate),
         project_to_sphere(table, **settings),
     )
@@ -290,9 +289,10 @@ _TAILS = {
 def scale_by_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTransformation:
     """Creates the first part of `sphere`: updates of the parameters' own scales.
 
-    The update of a kernel has the rms of its scale; that of a bias or a gain is its scale
-    times a ratio of moments, as in Adam. Multiply the result by minus a relative step size,
-    and finish with `project_to_sphere`. Arguments are those of `sphere`.
+    The update of a kernel has the rms of its scale, and is orthogonalised if the kernel is
+    hidden; that of a gain is its scale times a ratio of moments, as in Adam. Multiply the
+    result by minus a relative step size, and finish with `project_to_sphere`. Arguments are
+    those of `sphere`.
     """
     rule = SphereRule(**settings)
     b1, b2 = rule.b1, rule.b2
@@ -360,8 +360,7 @@ def project_to_sphere(table: ScaleTable, **settings: Any) -> optax.GradientTrans
                 return delta
             dtype = transform.compute_dtype(param)
             moved = jnp.asarray(param, dtype) + jnp.asarray(delta, dtype)
-            by_row = rule.row_radius and row.role.kind == "looked up"
-            rms = _rms(moved, row.role.free if by_row else _own_axes(row))
+            rms = _rms(moved, _own_axes(row))
             eta = jnp.asarray(rule.scale(row), dtype)
             factor = jnp.where(rms > 0, eta / jnp.where(rms > 0, rms, 1), 1)
             if start := rule.start(row):
