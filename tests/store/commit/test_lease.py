@@ -61,7 +61,7 @@ def test_on_another_machine_a_lease_is_held_if_it_is_renewed(tmp_path, monkeypat
 
     def renew(path, read=lease._read):
         seen.append(path)
-        if is_renewed and len(seen) == 3:
+        if is_renewed and len(seen) == 2:
             write_owner(tmp_path / "next", host="node1", group="node0:9000", count=1)
             os.replace(tmp_path / "next" / lease.NAME, path)
         return read(path)
@@ -76,7 +76,7 @@ def test_lease_of_a_dead_process_is_taken_over(tmp_path, caplog):
     write_owner(tmp_path, pid=process.pid)
     held = lease.acquire(tmp_path)
     assert owner(tmp_path)["pid"] == os.getpid()
-    assert f"took over the lease of process {process.pid}" in caplog.text
+    assert f"the lease of process {process.pid} on " in caplog.text
     held.release()
 
 
@@ -116,7 +116,7 @@ def test_lease_of_another_host_without_renewals_is_taken_over(tmp_path, monkeypa
     waits, takes = caplog.messages
     assert "in case process" in waits
     assert "on elsewhere still writes here" in waits
-    assert "took over the lease" in takes
+    assert "has expired" in takes
 
 
 def test_own_lease_is_renewed(tmp_path, monkeypatch):

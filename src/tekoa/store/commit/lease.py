@@ -33,6 +33,7 @@ from tekoa.store.commit import durable, fault_points, paths
 NAME = "writer.lease"
 RENEW_SECONDS = 2.0
 STALE_SECONDS = 15.0
+_POLL_SECONDS = 0.2
 # How long to wait for another process that is changing the directory.
 _LOCK_SECONDS = 4.0
 _MAX_BYTES = 2**16
@@ -207,7 +208,7 @@ def _take(lease: Lease) -> None:
             if takeover.is_free(_read(lease._path)):
                 durable.replace(lease._path, json.dumps(lease._me).encode(), sync=False)
                 return
-        time.sleep(0.2)
+        time.sleep(_POLL_SECONDS)
 
 
 class Takeover:
@@ -239,7 +240,7 @@ class Takeover:
         has_changed = self._first_seen is not None and owner != self._first_seen
         is_stale = not has_changed and time.monotonic() - self._start > self._stale_seconds
         if state == "dead" or (state == "unknown" and is_stale):
-            _log.warning("%s: took over the lease of %s", self._directory, who)
+            _log.warning("%s: the lease of %s has expired", self._directory, who)
             return True
         if state == "alive" or has_changed:
             raise errors.LeaseHeldError(
@@ -259,16 +260,16 @@ def is_held_by(directory: pathlib.Path, group: str) -> bool:
 
     If it is on another machine, this waits for the next renewal.
     """
-    first_seen = _read(directory / NAME)
-    deadline = time.monotonic() + 3 * RENEW_SECONDS
-    while True:
-        owner = _read(directory / NAME)
-        state = "dead" if owner is None or owner.get("group") != group else state_of(owner)
-        if state == "alive" or (state == "unknown" and owner != first_seen):
-            return True
-        if state == "dead" or time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
+    file = directory / NAME
+    takeover = Takeover(directory, file, stale_seconds=3 * RENEW_SECONDS)
+    try:
+        while (owner := _read(file)) is not None and owner.get("group") == group:
+            if takeover.is_free(owner):
+                return False
+            time.sleep(_POLL_SECONDS)
+    except errors.LeaseHeldError:
+        return True
+    return False
 
 
 @contextlib.contextmanager
