@@ -82,6 +82,7 @@ def test_other_labels_are_found_at_the_first_batch_that_has_one(trained, tmp_pat
             "--train_batch_size: 8 -> 4",
         ),
         (["--train_consecutive=4"], 1, "batch", "--train_consecutive: not set -> 4"),
+        (["--clip_norm=0.01"], 1, "update", "--clip_norm: not set -> 0.01"),
         (["--precision=bf16"], 1, "loss", "--precision: float32 -> bf16"),
     ],
 )

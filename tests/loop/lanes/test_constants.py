@@ -96,3 +96,14 @@ def test_rates_of_optax_are_constants():
 def test_other_equations_are_not_alike(a, b):
     x = jnp.arange(3.0)
     assert not constants.trace(a, x).is_like(constants.trace(b, x))
+
+
+def test_division_by_a_constant_has_the_bits_of_the_single_program():
+    """XLA multiplies by the reciprocal of a constant, and divides by an input."""
+    functions = [lambda x, c=c: jnp.minimum(1.0, x / c) for c in (127.0, 320.0)]
+    programs = [constants.trace(function, jnp.float32(1)) for function in functions]
+    merged, values = constants.merge(programs)
+    merged = jax.jit(merged)
+    for function, own in zip(functions, values, strict=True):
+        for step in range(100):
+            assert merged(own, jnp.float32(step)) == jax.jit(function)(jnp.float32(step))

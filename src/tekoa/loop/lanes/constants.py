@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jax_core
 
@@ -205,6 +206,9 @@ class _Evaluator:
         name, params = equation.primitive.name, equation.params
         inner = [(key, (*path, key)) for key in _INNER.get(name, ())]
         is_opened = any(own_path in self._inner for _, own_path in inner)
+        if name == "div" and (*path, 1) in self._values and _is_float(operands[1]):
+            # As XLA divides by a constant, so that a lane has the bits of a run by itself.
+            return [operands[0] * (1 / operands[1])]
         if not is_opened and not name.startswith(_ALWAYS_OPENED):
             results = equation.primitive.bind(*operands, **params)
             return list(results) if equation.primitive.multiple_results else [results]
@@ -249,6 +253,10 @@ class _Evaluator:
             return self.run(params["body_jaxpr"], [*body_consts, *carry], (*path, "body_jaxpr", 0))
 
         return jax.lax.while_loop(is_on, step, operands[n_cond + n_body :])
+
+
+def _is_float(value: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(value), jnp.floating)
 
 
 def _n_stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
