@@ -30,8 +30,33 @@ def pytest_addoption(parser):
     )
 
 
+    parser.addoption(
+        "--list-skipped",
+        metavar="FILE",
+        help="append the names of skipped tests to a file; `pytest @FILE` runs them",
+    )
+
+
+class _SkippedList:
+    """Appends the names of skipped tests and modules to a file, each once."""
+
+    def __init__(self, path):
+        self._path, self._names = path, set()
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped and not hasattr(report, "wasxfail") and report.nodeid not in self._names:
+            self._names.add(report.nodeid)
+            with open(self._path, "a") as file:
+                print(report.nodeid, file=file)
+
+    pytest_collectreport = pytest_runtest_logreport
+
+
 def pytest_configure(config):
     """Sets the flags of XLA before a test can use a device."""
+    # Workers of xdist send their reports to the process that started them.
+    if config.option.list_skipped and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_SkippedList(config.option.list_skipped))
     flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
     if _IS_COMPILED_FAST and not config.option.optimized:
         flags += _FAST_TO_COMPILE
