@@ -29,7 +29,6 @@ def pytest_addoption(parser):
         help="write the figures of the fault tests to docs/reliability.json",
     )
 
-
     parser.addoption(
         "--list-skipped",
         metavar="FILE",

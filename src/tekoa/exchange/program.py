@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from tekoa import _extras
 from tekoa.core import batch as batch_lib
@@ -148,6 +149,9 @@ def write_onnx(
         # Traced here: while jax2onnx traces, it replaces functions of JAX and Flax by its own,
         # which do not accept all arguments of the originals.
         traced = jax.make_jaxpr(infer_flat)(*leaves)
+        # Without what no output needs, such as the keys of dropout, which ONNX does not have.
+        jaxpr, _ = dce_jaxpr(traced.jaxpr, [True] * n_outputs, instantiate=True)
+        traced = ClosedJaxpr(jaxpr, traced.consts)
         return jax2onnx.to_onnx(
             jaxpr_as_fun(traced),
             inputs=leaves,

@@ -22,7 +22,11 @@ class Stopping(Protocol):
     """A stage that may end training, because of a metric."""
 
     metric: str
-    should_stop: bool
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether it is time to stop."""
+        ...
 
     @property
     def reason(self) -> str:
@@ -54,7 +58,6 @@ class EarlyStopping:
 
     Attributes:
         metric: The name of the metric.
-        should_stop: Whether it is time to stop.
     """
 
     def __init__(
@@ -74,9 +77,8 @@ class EarlyStopping:
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
         self.metric, self._patience = metric, patience
         self._sign = 1 if mode == "min" else -1
-        self._min_delta, self._stop = min_delta, stop
-        self._values = _Values(group, metric, path)
-        self.should_stop = False
+        self._min_delta = min_delta
+        self._values = _Values(group, metric, path, is_due=self._is_due, stop=stop)
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Records the metric of one checkpoint.
@@ -85,17 +87,16 @@ class EarlyStopping:
             LookupError: If the checkpoint has no such metric.
         """
         self._values.record(checkpoint)
-        if self._best_and_n_since()[1] >= self._patience and not self.should_stop:
-            self.should_stop = True
-            if self._stop is not None:
-                self._stop()
         return checkpoint
 
     def resume(self, step: int) -> bool:
         """Forgets the values of later steps; returns whether it was time to stop at `step`."""
-        self._values.resume(step)
-        self.should_stop = self._best_and_n_since()[1] >= self._patience
-        return self.should_stop
+        return self._values.resume(step)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether it is time to stop."""
+        return self._values.should_stop
 
     @property
     def best(self) -> float | None:
@@ -107,6 +108,9 @@ class EarlyStopping:
         """Why training stops, as the end of a sentence."""
         best = "none was finite" if self.best is None else f"the best was {self.best:.6g}"
         return f"{self.metric} did not improve in {self._patience} validations; {best}"
+
+    def _is_due(self) -> bool:
+        return self._best_and_n_since()[1] >= self._patience
 
     def _best_and_n_since(self) -> tuple[float | None, int]:
         """Returns the best value, and the number of values since then."""
@@ -135,7 +139,6 @@ class StopWhen:
 
     Attributes:
         metric: The name of the metric.
-        should_stop: Whether it is time to stop.
 
     >>> from tekoa import Summary, TrainState
     >>> stage = StopWhen('accuracy >= 0.9', stop=lambda: print('reached'))
@@ -153,9 +156,7 @@ class StopWhen:
         path: str | os.PathLike[str] | None = None,
     ):
         self.metric, self._comparison, self._bound = parse_condition(condition)
-        self._stop = stop
-        self._values = _Values(group, self.metric, path)
-        self.should_stop = False
+        self._values = _Values(group, self.metric, path, is_due=self._is_reached, stop=stop)
 
     def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
         """Compares the metric of one checkpoint.
@@ -164,17 +165,16 @@ class StopWhen:
             LookupError: If the checkpoint has no such metric.
         """
         self._values.record(checkpoint)
-        if self._is_reached() and not self.should_stop:
-            self.should_stop = True
-            if self._stop is not None:
-                self._stop()
         return checkpoint
 
     def resume(self, step: int) -> bool:
         """Forgets the values of later steps; returns whether it was time to stop at `step`."""
-        self._values.resume(step)
-        self.should_stop = self._is_reached()
-        return self.should_stop
+        return self._values.resume(step)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether it is time to stop."""
+        return self._values.should_stop
 
     @property
     def reason(self) -> str:
@@ -213,10 +213,27 @@ def parse_condition(condition: str) -> tuple[str, str, float]:
 
 
 class _Values:
-    """The values of a metric by step, in memory and in a file if there is a path."""
+    """The values of a metric by step, in memory and in a file if there is a path.
 
-    def __init__(self, group: str, metric: str, path: str | os.PathLike[str] | None):
+    Args:
+        group: The metric's group.
+        metric: The name of the metric.
+        path: The file.
+        is_due: Whether it is time to stop, from the values so far.
+        stop: Called once when it is.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        metric: str,
+        path: str | os.PathLike[str] | None,
+        *,
+        is_due: Callable[[], bool],
+        stop: Callable[[], object] | None,
+    ):
         self._group, self._metric = group, metric
+        self._is_due, self._stop, self.should_stop = is_due, stop, False
         self._path = None if path is None else files.local_path(path)
         self.by_step = {} if self._path is None else _read_values(self._path)
 
@@ -228,9 +245,15 @@ class _Values:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             durable.replace(self._path, json.dumps(self.by_step).encode())
+        if self._is_due() and not self.should_stop:
+            self.should_stop = True
+            if self._stop is not None:
+                self._stop()
 
-    def resume(self, step: int) -> None:
+    def resume(self, step: int) -> bool:
         self.by_step = {at: value for at, value in self.by_step.items() if at <= step}
+        self.should_stop = self._is_due()
+        return self.should_stop
 
 
 def _read_values(path: pathlib.Path) -> dict[int, float]:

@@ -1,7 +1,10 @@
+import itertools
 import pathlib
 
+import numpy as np
 import pytest
 
+from tekoa.core import trees
 from tekoa.estimator.cli.flags import UsageError, parse
 from tekoa.estimator.model_file.program import program_of
 from tekoa.estimator.modes import assemble
@@ -40,6 +43,9 @@ def test_training_ends_with_the_data():
         ("--batch_schedule=5:0", "at least 1"),
         ("--batch_schedule=later", "pairs of step and number .* got 'later'"),
         ("--batch_schedule=5:20 --train_consecutive=2", "continue one another"),
+        ("--unfreeze_at=nowhere=5", "--unfreeze_at: .*nowhere"),
+        ("--unfreeze_at=kernel=0", "STEPS the number of steps before; got 'kernel=0'"),
+        ("--unfreeze_at=[=3", "got '\\[=3'"),
         ("--length_schedule=5:2", "--length_schedule needs a number for step 0"),
     ],
 )
@@ -57,3 +63,19 @@ def test_the_rows_of_batches_follow_the_schedule():
     )
     assert loop.n_steps == 9  # 5 x 10, 3 x 30 and 50 rows; the last 10 are dropped.
     assert [c.setup["n_rows"] for c in loop] == [10, 30, 50]
+
+
+def test_parameters_are_unfrozen_after_the_steps_of_the_flag():
+    _, loop = loop_of("--unfreeze_at=kernel=2", "--max_train_steps=4")
+    names = trees.named_leaves(loop.state.params)
+    (kernel,) = [name for name in names if "kernel" in name[-1]]
+    before = [trees.named_leaves(loop.state.params)]
+    for _ in range(3):
+        loop.next_step()
+        before.append(trees.named_leaves(loop.state.params))
+    changed = [
+        {name for name in names if np.any(np.asarray(a[name]) != np.asarray(b[name]))}
+        for a, b in itertools.pairwise(before)
+    ]
+    assert [kernel in names for names in changed] == [False, False, True]
+    assert all(len(names) > 0 for names in changed)

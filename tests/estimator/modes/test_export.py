@@ -8,6 +8,10 @@ import pytest
 
 import tekoa
 from tekoa.estimator.cli.main import main
+from tekoa.estimator.model_file import experiment
+from tekoa.estimator.model_file.program import program_of
+from tekoa.estimator.replay.record import read_record
+from tekoa.estimator.run import run as runs
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +78,71 @@ def test_wrong_paths_are_usage_errors(run_dir, tmp_path, capsys):
     flags = [f"--model_dir={tmp_path / 'x'}", f"--checkpoint_path={bad}"]
     assert main(["eval", "mnist", *flags]) not in (0, 1)
     assert "is not a safetensors file" in capsys.readouterr().err
+
+
+# Settings that make the bundled models small.
+SMALL = {
+    "linear_regression": [],
+    "mnist": ["--valid_batch_size=64"],
+    "lstm_lm": [
+        *(
+            "--module_config.model_config.hidden_size=16",
+            "--module_config.model_config.memory_size=16",
+        ),
+        *("--num_valid_examples=2", "--train_batch_size=4"),
+    ],
+    "transformer_lm": [
+        *("--module_config.width=16", "--module_config.n_layers=1", "--num_valid_examples=2"),
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=experiment.BUNDLED)
+def bundled(request, tmp_path_factory):
+    """A short run of a bundled model, its inputs, and the outputs that its predictions use."""
+    path = tmp_path_factory.mktemp("bundled") / request.param
+    flags = ["--max_train_steps=2", "--noprogress", f"--model_dir={path}"]
+    assert main(["train", request.param, *flags, *SMALL[request.param]]) == 0
+    run = runs.open_run(read_record(path).starts[-1].config())
+    infer, inputs = program_of(run, "predict").inference(str(path / "checkpoint_2"))
+    return path, inputs, jax.tree.leaves(infer(*inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["safetensors", "npz", "orbax"])
+def test_weights_of_every_bundled_model_come_back(bundled, ending, tmp_path):
+    path, _, _ = bundled
+    out = tmp_path / f"weights.{ending}"
+    assert main(["export", str(path), f"--out={out}"]) == 0
+    params = tekoa.load_checkpoint(path)["model_params"]
+    if ending == "safetensors":
+        loaded = jax.tree.leaves(tekoa.load_weights(out, params))
+    elif ending == "npz":
+        loaded = dict(np.load(out)).values()
+    else:
+        checkpoints = pytest.importorskip("orbax.checkpoint")
+        loaded = jax.tree.leaves(checkpoints.StandardCheckpointer().restore(out))
+    expected = jax.tree.leaves(params)
+    assert sorted(np.asarray(x).tobytes() for x in loaded) == sorted(
+        np.asarray(x).tobytes() for x in expected
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ending", ["stablehlo", "onnx"])
+def test_programs_of_every_bundled_model_have_the_outputs_of_predict(bundled, ending, tmp_path):
+    path, inputs, expected = bundled
+    out = tmp_path / f"program.{ending}"
+    if ending == "onnx":
+        pytest.importorskip("jax2onnx", reason="needs tekoa[ecosystem-test]")
+        runtime = pytest.importorskip("onnxruntime", reason="needs tekoa[ecosystem-test]")
+    assert main(["export", str(path), f"--out={out}"]) == 0
+    if ending == "stablehlo":
+        program = jax.export.deserialize(bytearray(out.read_bytes()))
+        outputs = jax.tree.leaves(program.call(*inputs))
+    else:
+        named = {f"input_{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(inputs))}
+        outputs = runtime.InferenceSession(str(out)).run(None, named)
+    for a, b in zip(outputs, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)

@@ -157,6 +157,9 @@ class RunConfig:
         "other rates by pattern, or freeze: 'bias$=0.01; ^embed=freeze'",
         "train plan",
     )
+    unfreeze_at: str | None = _flag(
+        None, "steps before parameters begin to train: '^embed=500; bias$=100'", "train"
+    )
     lora_rank: int | None = _flag(
         None, "train low-rank adapters of this rank in place of the weights", _ADAPTED, least=1
     )

@@ -183,6 +183,31 @@ def _grouped(
     return groups.param_groups({**table, ".*": rest}, make=make)
 
 
+def parse_unfreezing(text: str | None) -> dict[str, int] | None:
+    """Parses `--unfreeze_at`; None if it is not set.
+
+    Raises:
+        UsageError: If an entry is not `PATTERN=STEPS`.
+
+    >>> parse_unfreezing('^embed=500; bias$=100')
+    {'^embed': 500, 'bias$': 100}
+    """
+    table: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in (text or "").split(";"))):
+        pattern, _, steps = (word.strip() for word in part.rpartition("="))
+        try:
+            rules.compile_rules({pattern: steps})
+            table[pattern] = int(steps)
+        except ValueError:
+            table[pattern] = 0
+        if not pattern or table[pattern] < 1:
+            raise UsageError(
+                "--unfreeze_at must be 'PATTERN=STEPS; ...', where PATTERN is a regular expression "
+                f"and STEPS the number of steps before; got {part!r}."
+            )
+    return table or None
+
+
 def parse_groups(
     text: str | None, flag: str = "--module_config.opt_config.groups"
 ) -> dict[str, Any]:

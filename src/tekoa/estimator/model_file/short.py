@@ -58,6 +58,7 @@ class ShortProgram:
             data=batches,
             split=experiment.split,
             reduction=experiment.reduction,
+            unfreeze_at=optimizers.parse_unfreezing(self._config.unfreeze_at),
             remat=self._config.remat,
             clip_norm=self._config.clip_norm or None,
             grad_noise=self._config.grad_noise or None,

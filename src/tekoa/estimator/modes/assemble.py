@@ -1,6 +1,8 @@
 """The training loop of a run, from the parts of its model file and its flags."""
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from tekoa.estimator.run.run import Run
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop import train
 from tekoa.loop.task import StateReader
+from tekoa.optim.groups import UnusedRuleWarning
 
 # `make_reader(parts, data_state)`: what the loop starts from; `data_state` is the first position.
 MakeReader = Callable[[TrainParts, Any], StateReader]
@@ -50,25 +53,40 @@ def training_loop(
             f"--{flag} sets {uneven[0]}."
         )
     parts = program.train_parts(batches, layout_lib.layout_of(run))
-    loop = train.TrainLoop(
-        make_reader(parts, interop.position(batches)),
-        parts.task,
-        layout=parts.layout,
-        n_steps=_n_steps(config, batches),
-        n_steps_per_checkpoint=cadence.steps_between(
-            config.check_every_steps, config.save_every_steps
-        ),
-        rng=jax.random.key(seed),
-        accumulate=config.accumulate,
-        ema=config.ema,
-        precision=config.precision,
-        on_nan=config.on_nan,
-        steps_per_dispatch=_steps_per_dispatch(config),
-        grads="norms" if config.log_norms else False,
-        stop_flag=stop_flag,
-        stdout=stdout,
-    )
+    with _unused_patterns_are_mistakes(config):
+        loop = train.TrainLoop(
+            make_reader(parts, interop.position(batches)),
+            parts.task,
+            layout=parts.layout,
+            n_steps=_n_steps(config, batches),
+            n_steps_per_checkpoint=cadence.steps_between(
+                config.check_every_steps, config.save_every_steps
+            ),
+            rng=jax.random.key(seed),
+            accumulate=config.accumulate,
+            ema=config.ema,
+            precision=config.precision,
+            on_nan=config.on_nan,
+            steps_per_dispatch=_steps_per_dispatch(config),
+            grads="norms" if config.log_norms else False,
+            stop_flag=stop_flag,
+            stdout=stdout,
+        )
     return parts, loop
+
+
+@contextlib.contextmanager
+def _unused_patterns_are_mistakes(config: RunConfig) -> Iterator[None]:
+    """Raises UsageError if a pattern of `--unfreeze_at` matches no parameter."""
+    if config.unfreeze_at is None:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnusedRuleWarning)
+        try:
+            yield
+        except UnusedRuleWarning as warning:
+            raise UsageError(f"--unfreeze_at: {warning}") from None
 
 
 def _n_steps(config: RunConfig, batches: Any) -> int | None:
