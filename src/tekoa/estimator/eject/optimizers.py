@@ -24,7 +24,7 @@ from tekoa.optim.amos import slots, transform
 
 _MODULES = (optax, optax.contrib)
 # Arguments of `update` that only optimizers with a line search or the like use.
-_NEEDS_LOSS = {"value", "value_fn", "grad"}
+_NEEDS_LOSS = {"value", "value_fn", "obj_fn", "grad"}
 # The settings of sphere for which the plain form is written; the others are in its table.
 _SPHERE = {"is_reduced": False, "row_radius": False, "nesterov": True, "restarts": True}
 
