@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 
-from tekoa import hosts
+from tekoa import _extras, hosts
 from tekoa._aliases import accept_aliases
 from tekoa.core import files, trees
 from tekoa.core.trees import PyTree
@@ -252,12 +252,11 @@ def _new_name(directory: pathlib.Path) -> str:
 
 
 def _version() -> bytes:
-    event_pb2, _ = _protos()
-    return _record(event_pb2.Event(file_version="brain.Event:2", wall_time=time.time()))
+    return _record(_proto("event").Event(file_version="brain.Event:2", wall_time=time.time()))
 
 
 def _encode(record: Record) -> bytes:
-    event_pb2, summary_pb2 = _protos()
+    event_pb2, summary_pb2 = _proto("event"), _proto("summary")
     event = event_pb2.Event(step=record.step, wall_time=record.wall_time)
     if isinstance(record, Mark):
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -277,14 +276,10 @@ def _encode(record: Record) -> bytes:
 
 def _media_value(media: Media) -> Any:
     """Returns what the plugins of TensorBoard read."""
-    from tensorboardX.proto import tensor_pb2, types_pb2
-
-    summary_pb2: Any = _protos()[1]
+    summary_pb2 = _proto("summary")
     if isinstance(media, Text):
-        tensor = tensor_pb2.TensorProto(  # pyright: ignore
-            dtype=types_pb2.DT_STRING,  # pyright: ignore
-            string_val=[media.value.encode()],
-        )
+        string_type, value = _proto("types").DT_STRING, media.value.encode()
+        tensor = _proto("tensor").TensorProto(dtype=string_type, string_val=[value])
         plugin = summary_pb2.SummaryMetadata.PluginData(plugin_name="text")
         metadata = summary_pb2.SummaryMetadata(plugin_data=plugin)
         return summary_pb2.Summary.Value(tensor=tensor, metadata=metadata)
@@ -311,15 +306,12 @@ def _media_value(media: Media) -> Any:
 def _record(event: Any) -> bytes:
     """Returns an event as a record: length, its checksum, data, checksum of the data."""
     # tensorboardX's own writers keep points in memory, or wait for the disk.
-    from tensorboardX.record_writer import masked_crc32c
-
+    masked_crc32c = _extras.import_inside("tensorboardX.record_writer").masked_crc32c
     data = event.SerializeToString()
     length = struct.pack("<Q", len(data))
     return b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in (length, data))
 
 
-def _protos() -> tuple[Any, Any]:
-    """Returns the protobuf modules; their classes are created at import and have no types."""
-    from tensorboardX.proto import event_pb2, summary_pb2
-
-    return event_pb2, summary_pb2
+def _proto(name: str) -> Any:
+    """Returns a protobuf module; its classes are created at import and have no types."""
+    return _extras.import_inside(f"tensorboardX.proto.{name}_pb2")

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from tekoa import _extras
 from tekoa.core import files
 from tekoa.data.readers import tfrecord
 from tekoa.store import errors
@@ -76,9 +77,9 @@ def _events(path: pathlib.Path, without: bytes) -> Iterator[Any]:
         errors.DamagedError: If the file is damaged in another way.
     """
     from google.protobuf.message import DecodeError
-    from tensorboardX.proto import event_pb2
 
-    protos: Any = event_pb2  # Its classes are created at import, without types.
+    # Its classes are created at import, without types.
+    protos: Any = _extras.import_inside("tensorboardX.proto.event_pb2")
     at = 0
     read = functools.partial(tfrecord.read_record, max_bytes=_MAX_EVENT_BYTES)
     try:
