@@ -1,5 +1,7 @@
 """Optimizers written as code take the same steps."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -33,7 +35,7 @@ def code_of(tx, params=PARAMS):
 
 def rebuilt(tx, params=PARAMS):
     blocks, expression = code_of(tx, params)
-    names = {"jax": jax, "jnp": jnp, "optax": optax}
+    names = {"functools": functools, "jax": jax, "jnp": jnp, "optax": optax}
     exec("\n".join(blocks), names)
     return eval(expression, names)
 

@@ -19,14 +19,14 @@ from tekoa.core import trees
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.eject import plain
 from tekoa.estimator.eject.source import Code
-from tekoa.optim import named, sphere
+from tekoa.optim import named, orthogonal, sphere
 from tekoa.optim.amos import slots, transform
 
 _MODULES = (optax, optax.contrib)
 # Arguments of `update` that only optimizers with a line search or the like use.
 _NEEDS_LOSS = {"value", "value_fn", "obj_fn", "grad"}
 # The settings of sphere for which the plain form is written; the others are in its table.
-_SPHERE = {"is_reduced": False, "row_radius": False, "nesterov": True, "restarts": True}
+_SPHERE = {"is_reduced": False, "nesterov": True, "n_iterations": 3}
 
 
 class PlainOptimizer:
@@ -161,14 +161,18 @@ class PlainOptimizer:
         return f"{self._piece('amos')}({schedule}, {variables['beta']!r}, SCALES, {by_slabs})"
 
     def _sphere(self, parts: list[optax.GradientTransformation]) -> str:
-        direction, rate, _ = parts
-        if _factory_name(direction.update) == "restart_after_first":
-            direction = _unwrapped(variables_of(direction)["tx"])
-        if _own(direction.update) is not sphere.scale_by_sphere:
-            name = _factory_name(direction.update)
+        first, rate, _ = parts
+        if _factory_name(first.update) == "restart_after_first":
+            first = _unwrapped(variables_of(first)["tx"])
+        if _own(first.update) is not sphere.scale_by_sphere:
+            name = _factory_name(first.update)
             raise UsageError(f"The optimizer {name!r} has no plain form: it cannot be ejected.")
-        rule, table = (variables_of(direction)[name] for name in ("rule", "table"))
+        rule, table = (variables_of(first)[name] for name in ("rule", "table"))
         _require("Sphere", vars(rule), **_SPHERE)
+        if not self._is_float32():
+            raise UsageError(
+                "Sphere has a plain form for float32 only: this run cannot be ejected."
+            )
         rows = {}
         for name, leaf in trees.named_leaves(self._params).items():
             row = table.row(name, leaf.shape)
@@ -181,13 +185,15 @@ class PlainOptimizer:
             radius = None
             if row.role.kind in ("contracted", "looked up"):
                 radius = "at first" if rule.start(row) else "always"
-            step = float(scale * rule.factor(row, table))
-            start = float(scale * (rule.start(row) or 1))
-            rows["/".join(name)] = (start, step, rule.is_divided(row), radius)
+            direction = "divided" if rule.is_divided(row) else None
+            if rule.is_orthogonal(row):
+                direction = orthogonal.blocks_of(row.shape, row.role, rule.max_side)
+            numbers = scale * (rule.start(row) or 1), scale * rule.factor(row, table)
+            rows["/".join(name)] = (*map(_in_float32, numbers), direction, radius)
         self._write_table(
             "ROLES",
-            "scale, size of its steps, whether their direction is divided by its\n"
-            "# rms, and when it is set to its scale",
+            "scale, size of its steps, what is done with their direction (divided by\n# its rms, "
+            "or orthogonalised: order of axes, shape of blocks), when it is set to its scale",
             rows,
         )
         numbers = f"ROLES, {rule.b1}, {rule.b2}, {max(rule.min_rms, 2**-125)!r}"
@@ -259,6 +265,15 @@ def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_is_same, a, b))
     return a is b or (type(a) is type(b) and bool(np.all(a == b)))
+
+
+def _in_float32(x: float) -> float:
+    """Returns the number with the fewest digits that is the same in float32.
+
+    >>> _in_float32(0.0883883917667997)
+    0.08838839
+    """
+    return float(str(np.float32(x)))
 
 
 def _has_variables(

@@ -5,6 +5,7 @@ a single run does not use.
 """
 
 import collections
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -133,13 +134,15 @@ def sphere(
         unbias_mu, unbias_nu = 1 - jnp.float32(b1) ** (count + 1), 1 - jnp.float32(b2) ** count
 
         def update_one(role: Any, p: Any, g: Any, mu: Any, nu: Any) -> Any:
-            scale, size, is_divided, radius = role
+            scale, size, direction, radius = role
             mu = b1 * mu + (1 - b1) * g
             nu = b2 * nu + (1 - b2) * jnp.square(g)
             mean = (b1 * mu + (1 - b1) * g) / unbias_mu
             u = mean * jax.lax.rsqrt(jnp.maximum(nu / unbias_nu, 2**-125))
-            if is_divided:
+            if direction == "divided":
                 size = size / jnp.maximum(rms(u), min_rms)
+            elif direction is not None:
+                u = orthogonalised(u, *direction)
             delta = -size_of(n) * (u * size)
             if radius is not None:
                 length = rms(p + delta)
@@ -155,6 +158,33 @@ def sphere(
         return deltas, (n + 1, list(mus), list(nus))
 
     return optax.GradientTransformation(init, update)
+
+
+def orthogonalised(u: jax.Array, order: Any, shape: Any) -> jax.Array:
+    """Makes the singular values of blocks of a kernel about equal, as Muon does."""
+    product = functools.partial(jnp.matmul, precision="highest")
+
+    def trace(x: Any) -> Any:
+        return jnp.trace(x, axis1=-2, axis2=-1)[..., None, None]
+
+    def inverse_root(x: Any) -> Any:
+        return jnp.where(x > 0, jax.lax.rsqrt(x), 0)
+
+    n_blocks, size, length = shape
+    moved = jnp.transpose(u, order)
+    rows = moved.reshape(-1, length)
+    side, eye = len(rows), jnp.eye(size)
+    blocks = jnp.pad(rows, [(0, n_blocks * size - side), (0, 0)]).reshape(shape)
+    gram = product(blocks, jnp.swapaxes(blocks, -1, -2))
+    scale = inverse_root(trace(gram))  # No singular value is above 1 then.
+    gram, total = gram * jnp.square(scale), eye * scale
+    for _ in range(3):
+        factor = 3.4445 * eye + -4.7750 * gram + 2.0315 * product(gram, gram)
+        gram, total = product(factor, product(gram, factor)), product(factor, total)
+    square = jnp.sum(trace(gram), axis=-3, keepdims=True) / (side * length)
+    result = product(total * inverse_root(square), blocks).reshape(-1, length)
+    back = [order.index(axis) for axis in range(u.ndim)]
+    return jnp.transpose(result[:side].reshape(moved.shape), back)
 
 
 class TrainState(struct.PyTreeNode):
