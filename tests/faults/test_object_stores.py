@@ -201,7 +201,7 @@ def test_a_server_that_stays_down_is_an_exit_code(url, train, server):
         server.start()
     assert "not published" in output
     assert "Run the same command again on this machine" in output
-    finish(train(*words, cache="same"))
+    finish(train("--max_train_steps=15", cache="same"))
     assert store.load(url)["step"] == 15
 
 
@@ -249,6 +249,57 @@ def test_each_checkpoint_is_evaluated_once_while_training_runs(url, train):
     points = read_points(path / "eval")
     assert all([n for n, _ in values] == steps for values in points.values())
     assert store.load(f"{url}/eval/low_cost")["step"] in steps
+
+
+READERS = {
+    "eval": ("at step 10", ["eval", processes.TINY_MODEL, "--model_dir=URL"]),
+    "predict": ("", ["predict", processes.TINY_MODEL, "--model_dir=URL"]),
+    "inspect": ("train/valid_cost", ["inspect", "URL"]),
+    "page": ("Wrote", ["page", "URL", "--out=OUT.html"]),
+    "export": ("Wrote step 10", ["export", "URL", "--to=safetensors", "--out=OUT.safetensors"]),
+    "convert": ("checkpoint_5", ["convert", "URL/checkpoint_5", "OUT", "--to=t5x"]),
+    "replay": ("the same bits as URL/checkpoint_10", ["replay", "URL", "--from=5", "--to=10"]),
+    "verify": ("All bits agree", ["verify", "URL"]),
+    "diff": ("same bits up to step 10", ["diff", "URL", "URL"]),
+    "why": ("All steps are finite", ["why", "URL"]),
+    "eject": ("Wrote", ["eject", "URL", "--out=OUT.py"]),
+    "again": ("are in URL-again", ["train", "--again=URL"]),
+}
+# These are refused before anything starts.
+REFUSED = [
+    ["sweep", processes.TINY_MODEL, "--grid=module_config.rate=1,2", "--model_dir=URL"],
+    ["eject", "URL", "--out=URL/ejected.py"],
+    ["export", "URL", "--to=safetensors", "--out=URL/weights.safetensors"],
+    ["replay", "URL", "--out=URL/replayed"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_every_command_accepts_a_url_or_refuses_it(url, train, tmp_path):
+    def run(words, code):
+        words = [str(w).replace("URL", url).replace("OUT", str(tmp_path / "out")) for w in words]
+        return finish(train(*words), code)
+
+    finish(train("--max_train_steps=10"))
+    for name, (text, words) in READERS.items():
+        output = run(words, 1 if name == "why" else 0)
+        assert text.replace("URL", url) in output, (name, output)
+        assert "Traceback" not in output
+    for words in REFUSED:
+        assert "only local paths" in run(words, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_processes_train_together_and_another_machine_resumes(url, train):
+    words = [*processes.TRAIN, "--max_ckpt=2", f"--model_dir={url}"]
+    command = train("launch", "--processes=2", *words, "--max_train_steps=20")
+    assert f"are in {url}" in finish(command)
+    assert "Resuming from step 20." in finish(train("--max_train_steps=30"))
+    path = store.fetched(url)
+    assert [row["step"] for row in read_rows(path / "metrics.jsonl")] == list(range(0, 31, 5))
+    assert [info.step for info in store.inspect(url)] == [25, 30]
 
 
 @pytest.mark.slow
