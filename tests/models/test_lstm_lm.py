@@ -138,6 +138,7 @@ def checkpoint_of(state):
 
 
 def test_config_has_the_names_and_defaults_of_jestimator():
+    """Except for the optimizer, whose default is "auto", and its rate."""
     config = lstm_lm.get_config()
     # Added by Tekoa.
     del config.opt_config["scales"], config.opt_config["groups"]
@@ -153,13 +154,22 @@ def test_config_has_the_names_and_defaults_of_jestimator():
             "memory_dropout_rate": 0.1,
         },
         "opt_config": {
-            "optimizer": "adam",
-            "learning_rate": 5e-4,
+            "optimizer": "auto",
+            "learning_rate": None,
             "momentum": 0.9,
             "beta": 0.99,
             "weight_decay": 0.01,
         },
     }
+
+
+def test_adam_without_a_rate_has_that_of_jestimator():
+    config = small(optimizer="adam")
+    source = lstm_lm.open_data(config, "sample://split=valid", train=True)
+    optimizer = lstm_lm.experiment(config, facts(source, 2)).make_optimizer()
+    # The first step of Adam is the rate, against the sign of the gradient.
+    update, _ = optimizer.update({"w": jnp.ones(3)}, optimizer.init({"w": jnp.zeros(3)}))
+    np.testing.assert_allclose(update["w"], -5e-4, rtol=1e-5)
 
 
 def test_parameters_have_the_names_and_shapes_of_jestimator(variables):
@@ -196,7 +206,7 @@ def write_text(directory):
 def test_evaluation_of_a_complete_stream_equals_numpy(tmp_path):
     """A file at batch size 1, with a shorter last sequence."""
     tokens = write_text(tmp_path)
-    config = small()
+    config = small(optimizer="adam")
     config.vocab_path = str(tmp_path / "vocab.txt")
     pattern = str(tmp_path / "text.txt")
     source = lstm_lm.open_data(config, pattern, train=False)
@@ -435,7 +445,7 @@ def test_auto_learns_although_the_recurrence_could_amplify_gradients():
     source = lstm_lm.open_data(config, "sample://split=train", train=True)
     experiment = lstm_lm.experiment(config, facts(source, 16))
     task = TrainTask(
-        optimizer="auto",
+        optimizer=experiment.make_optimizer(),
         loss=experiment.loss,
         data=consecutive(source, 16, 8),
         split=experiment.split,
@@ -465,13 +475,20 @@ def test_an_unknown_choice_of_scales_is_a_usage_error():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"hidden_size": 0}, "model_config.hidden_size must be 1 or more, got 0"),
-        ({"memory_dropout_rate": 1.0}, r"memory_dropout_rate must be in \[0, 1\), got 1.0"),
+        (
+            {"model_config": {"hidden_size": 0}},
+            "model_config.hidden_size must be 1 or more, got 0",
+        ),
+        (
+            {"model_config": {"memory_dropout_rate": 1.0}},
+            r"memory_dropout_rate must be in \[0, 1\), got 1.0",
+        ),
+        ({"opt_config": {"learning_rate": 0.1}}, "auto sets its own rates"),
     ],
 )
 def test_invalid_settings_are_usage_errors(setting, message):
     config = small()
     source = lstm_lm.open_data(config, "sample://split=valid", train=True)
-    config.model_config.update(setting)
+    config.update(setting)
     with pytest.raises(UsageError, match=message):
         lstm_lm.experiment(config, facts(source, 2))

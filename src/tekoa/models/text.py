@@ -148,6 +148,19 @@ def check_choice(value: str, name: str, choices: tuple[str, ...]) -> None:
         raise UsageError(f"--module_config.{name} must be {allowed}, got {value!r}.")
 
 
+def check_rate(opt_config: Any) -> None:
+    """Rejects a learning rate for the optimizer "auto".
+
+    Raises:
+        UsageError: It names the flag.
+    """
+    if opt_config.optimizer == "auto" and opt_config.learning_rate is not None:
+        raise UsageError(
+            "--module_config.opt_config.learning_rate: auto sets its own rates. Choose another "
+            "optimizer, such as --module_config.opt_config.optimizer=adam."
+        )
+
+
 def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
     """Returns the mean loss of the tokens in nats."""
     logits = logits_BxLxV.astype(jnp.float32)

@@ -153,12 +153,7 @@ def _check(config: Any) -> None:
     text.check_choice(config.mlp, "mlp", ("gated", "plain"))
     if not config.mlp_ratio > 0:
         raise UsageError(f"--module_config.mlp_ratio must be above 0, got {config.mlp_ratio!r}.")
-    optimizer, rate = config.opt_config.optimizer, config.opt_config.learning_rate
-    if optimizer == "auto" and rate is not None:
-        raise UsageError(
-            "--module_config.opt_config.learning_rate: auto sets its own rates. Choose another "
-            "optimizer, such as --module_config.opt_config.optimizer=adam."
-        )
+    text.check_rate(config.opt_config)
 
 
 def model_inputs(batch: Mapping[str, Any], *, start_id: int) -> Any:
