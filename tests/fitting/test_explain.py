@@ -44,7 +44,7 @@ class TwoOutputs(linen.Module):
         ({"data": (X, Y.astype(np.float32))}, "Use y.astype(int) for class numbers"),
         ({"data": (X.tolist(), Y.tolist())}, "np.asarray(x)"),
         ({"data": (X, Y[:9])}, "'inputs': 24, 'targets': 9"),
-        ({"batch_size": 8.0}, "batch_size must be a whole number, got 8.0"),
+        ({"batch_size": 8.0}, "batch_size must be a whole number, or"),
         ({"batch_size": 100, "epochs": 1, "steps": None}, "Use a smaller batch_size"),
         ({"steps": None, "epochs": 1.5}, "epochs must be a whole number, got 1.5"),
         ({"model": linen.Dense}, "Dense is a class"),

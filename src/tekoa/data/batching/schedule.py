@@ -43,7 +43,10 @@ class Schedule:
         try:
             pairs = sorted((operator.index(i), operator.index(n)) for i, n in table.items())
         except TypeError:
-            raise TypeError(f"{name} must be whole numbers, got {numbers!r}.") from None
+            raise TypeError(
+                f"{name} must be a whole number, or whole numbers by step as in "
+                f"{{0: 32, 1000: 64}}; got {numbers!r}."
+            ) from None
         if not pairs or pairs[0][0] != 0:
             raise ValueError(
                 f"{name} needs a number for step 0, as in {{0: 32, 1000: 64}} or 0:32,1000:64; got "

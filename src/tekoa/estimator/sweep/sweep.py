@@ -180,8 +180,8 @@ def _make(config: RunConfig, request: _Request) -> Sweep | Rounds:
         space = [grids.parse_range(text, integers) for text in request.grid]
         if not space:
             raise UsageError("--optuna needs something to choose: set --grid=NAME=FIRST..LAST.")
-        _extras.require("optuna", extra="optuna", what="--optuna")
         counts = rounds.parse_count(request.optuna)
+        _extras.require("optuna", extra="optuna", what="--optuna")
         return Rounds(make_sweep, space, directory, goal=goal, counts=counts, seeds=seeds)
     lanes = grids.lanes_of([grids.parse_axis(text, integers) for text in request.grid], seeds)
     if len(lanes) < 2:
