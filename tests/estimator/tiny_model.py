@@ -23,7 +23,8 @@ def get_config():
 def open_data(config, pattern, train):
     if pattern == "stopping":
         return data_lib.as_source(_rows()).map(lambda example: _count(example, config))
-    return data_lib.as_source(_rows())
+    rows = _rows()
+    return data_lib.as_source({**rows, "y": 1 - rows["y"]} if pattern == "flipped" else rows)
 
 
 def _rows():

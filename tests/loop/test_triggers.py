@@ -2,7 +2,7 @@ import types
 
 import pytest
 
-from tekoa.loop.triggers import AtSteps, EverySeconds, EverySteps
+from tekoa.loop.triggers import AtSteps, EveryChecks, EverySeconds, EverySteps
 
 
 def at(step, n_completed_steps=1):
@@ -23,6 +23,16 @@ def test_every_steps_is_due_when_a_multiple_was_reached_or_passed():
 def test_at_steps_is_due_once_for_each_step_reached_or_passed():
     trigger = AtSteps([3, 10])
     assert [step for step in range(4, 21, 4) if trigger.is_due(at(step, 4))] == [4, 12]
+
+
+def test_every_checks_is_due_at_each_nth_check_and_at_the_end():
+    assert [step for step in range(0, 15, 2) if EveryChecks(3, 2, 14).is_due(at(step))] == [
+        0,
+        6,
+        12,
+        14,
+    ]
+    assert all(EveryChecks(1, 2, None).is_due(at(step)) for step in (0, 2, 3))
 
 
 def test_every_seconds_is_due_by_its_clock():

@@ -10,27 +10,11 @@ from tekoa.extensions import best_files, early_stop, monitor, serial
 from tekoa.extensions.early_stop import Stopping
 from tekoa.fitting import metric_names
 from tekoa.fitting.data.dataset import Dataset
-from tekoa.loop.checkpoint import Checkpoint
 from tekoa.loop.train import TrainLoop
+from tekoa.loop.triggers import EveryChecks
 
 _GROUP = "eval"
 Best = tuple[str, metric_names.Mode]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Due:
-    """Due at every n-th check, and at the last one of training."""
-
-    loop: TrainLoop
-    n: int
-
-    def is_due(self, checkpoint: Checkpoint) -> bool:
-        is_last = checkpoint.step == self.loop.n_steps
-        return (
-            self.n == 1
-            or is_last
-            or not (checkpoint.step % (self.n * self.loop.n_steps_per_checkpoint))
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,7 +166,11 @@ class Checks:
         self, loop: TrainLoop, stages: Iterable[tuple[str, serial.Stage]]
     ) -> list[serial.Stage]:
         """Returns stages that run only when the data set that each is named with is validated."""
-        return [serial.when(_Due(loop, self.every[name]), stage) for name, stage in stages]
+
+        def due(name: str) -> EveryChecks:
+            return EveryChecks(self.every[name], loop.n_steps_per_checkpoint, loop.n_steps)
+
+        return [serial.when(due(name), stage) for name, stage in stages]
 
 
 def _intervals(every: int | Mapping[str, int], sets: Mapping[str, Any]) -> dict[str, int]:

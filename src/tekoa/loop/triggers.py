@@ -40,6 +40,25 @@ class AtSteps:
         return any(before < step <= checkpoint.step for step in self.steps)
 
 
+@dataclasses.dataclass(frozen=True)
+class EveryChecks:
+    """Due at every n-th check, and at the last step of training.
+
+    Attributes:
+        n: Checks from one to the next; 1: all of them.
+        steps_per_check: Steps between two checks.
+        n_steps: The last step; None if it is not known.
+    """
+
+    n: int
+    steps_per_check: int
+    n_steps: int | None
+
+    def is_due(self, checkpoint: Checkpoint) -> bool:
+        is_last = checkpoint.step == self.n_steps
+        return self.n == 1 or is_last or checkpoint.step % (self.n * self.steps_per_check) == 0
+
+
 class EverySeconds:
     """Due when `seconds` have passed since it was last due, or since its creation."""
 

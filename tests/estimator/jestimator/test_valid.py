@@ -38,14 +38,16 @@ def full_only(config, batch, state, metrics):
     return valid_step(config, batch + jnp.zeros((3, 1)), state, metrics)
 
 
-def validated(data, stop_flag=None, **functions):
+def validated(data, stop_flag=None, name="", **functions):
     """Returns validation metrics before training, and all metrics after two steps."""
     functions = {"get_train_state": get_train_state, "train_step": train_step, **functions}
     module = types.SimpleNamespace(valid_step=functions.pop("valid_step", valid_step), **functions)
     batches = [np.full((1, 2), n, np.float32) for n in (1, 2)]
     training = OwnTraining(module, None, None, data=batches)
     loop = TrainLoop(None, training, n_steps_per_checkpoint=2)
-    stage = Validation(module, None, None, training=training, data=data, stop_flag=stop_flag)
+    stage = Validation(
+        module, None, None, training=training, data=data, stop_flag=stop_flag, name=name
+    )
     before = stage(loop.checkpoint()).metrics["train"]
     return before, stage(next(iter(loop))).metrics
 
@@ -68,6 +70,15 @@ def test_data_smaller_than_a_batch_is_validated():
 def test_empty_data_is_an_error():
     with pytest.raises(DataError, match="--valid_pattern contains no examples"):
         validated([])
+
+
+def test_a_named_set_has_its_own_metrics_and_is_not_monitored():
+    before, metrics = validated(rows(3), name="noisy", monitor_train=pytest.fail)
+    assert before == {"valid_noisy_loss": 2}
+    assert metrics["train"]["train_loss"] == 3
+    assert "valid_loss" not in metrics["train"]
+    with pytest.raises(DataError, match="the set noisy of --valid_sets contains no examples"):
+        validated([], name="noisy")
 
 
 def test_without_data_only_monitor_train_is_called():

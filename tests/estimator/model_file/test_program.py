@@ -10,6 +10,7 @@ from tekoa.estimator.jestimator.program import LongProgram
 from tekoa.estimator.model_file import experiment, program
 from tekoa.estimator.model_file.short import ShortProgram
 from tekoa.estimator.run import run
+from tekoa.loop.checkpoint import Summary
 
 
 def run_with(*flag_list, **functions):
@@ -107,3 +108,11 @@ def test_data_workers_call_functions_of_a_model_file(tmp_path):
         assert batch["x"].tolist() == expected["x"].tolist()
         assert set(expected["process"]) == {os.getpid()} != set(batch["process"])
     others.close()
+
+
+def test_a_set_does_not_replace_the_metrics_of_another():
+    summary = Summary(step=0, state=None, metrics={"train": {"loss": 3.0}})
+    summary = program.with_valid_metrics(summary, "", {"loss": 1.0, "noisy_loss": 2.0})
+    assert summary.metrics["train"] == {"loss": 3.0, "valid_loss": 1.0, "valid_noisy_loss": 2.0}
+    with pytest.raises(UsageError, match="Give the set noisy another name"):
+        program.with_valid_metrics(summary, "noisy", {"loss": 1.0})

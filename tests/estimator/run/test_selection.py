@@ -76,9 +76,44 @@ def test_training_stops_at_a_value_and_stays_stopped(tmp_path, capsys):
     assert paths.list_steps(tmp_path / "run")[-1] == 12
 
 
+def test_sets_are_validated_on_their_own_schedules_and_choose_and_stop(tmp_path, capsys):
+    def rows(directory):
+        lines = (directory / "metrics.jsonl").read_text().splitlines()
+        kept = ("step", "train/loss", "train/valid_")
+        return [
+            {name: x for name, x in json.loads(line).items() if name.startswith(kept)}
+            for line in lines
+        ]
+
+    # The loss falls, so that it never exceeds its first value.
+    flags = ["--max_train_steps=20", "--valid_sets=flipped=flipped; rare:2=stopping"]
+    flags += ["--save_low=rare_loss", "--max_save=9", "--early_stop=rare_loss:2:max"]
+    flags += ["--valid_batch_size=10"]
+    assert train(tmp_path / "whole", *flags) == 0
+    assert "Early stopping at step 8" in capsys.readouterr().out
+    whole = rows(tmp_path / "whole")
+    assert [row["step"] for row in whole] == [0, 2, 4, 6, 8]
+    for row in whole:
+        flipped = row["train/valid_flipped_accuracy"]
+        assert flipped == pytest.approx(1 - row["train/valid_accuracy"])
+        assert ("train/valid_rare_loss" in row) == (row["step"] % 4 == 0)
+    assert paths.list_steps(tmp_path / "whole" / "low_train_valid_rare_loss") == [0, 4, 8]
+
+    # Interrupted while it validates on the second set at step 4.
+    resumed = tmp_path / "resumed"
+    assert train(resumed, *flags, "--module_config.stop_at_read=330") == ExitCode.STOPPED
+    assert [row["step"] for row in rows(resumed)] == [0, 2]
+    assert train(resumed, *flags) == 0
+    assert rows(resumed) == whole
+    assert paths.list_steps(resumed / "low_train_valid_rare_loss") == [0, 4, 8]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (["--valid_sets=a:2=x", "--save_low=a_los"], "unknown metric: valid_a_los. Available: "),
+        (["--valid_sets=a:2=x", "--save_low=b_loss"], "unknown metric: valid_b_loss. Available: "),
+        (["--valid_sets=a=x; a_a=x; a=y"], "--valid_sets has two sets with the name a."),
         (["--save_high=acuracy"], "--save_high names an unknown metric: valid_acuracy."),
         (["--early_stop=valid_los:2:min"], "unknown metric: valid_los. Available: valid_"),
         (["--early_stop=valid_loss"], "--early_stop must be METRIC:N"),

@@ -70,6 +70,11 @@ class RunConfig:
     )
     train_pattern: str | None = _flag(None, "training data, comma-separated", "train scales plan")
     valid_pattern: str | None = _flag(None, "data to validate on during training", "train")
+    valid_sets: str | None = _flag(
+        None,
+        "more validation data by name, every N checks: 'NAME=PATTERN; NAME:N=PATTERN'",
+        "train",
+    )
     eval_pattern: str | None = _flag(None, "data to evaluate on", "eval eval_wait")
     pred_pattern: str | None = _flag(None, "data to predict on", "predict")
     train_batch_size: int = _flag(64, _BATCH, "train scales plan", least=1)

@@ -40,7 +40,7 @@ _ALLOWED = {
     *("early_stop", "ema", "optimizer", "learning_rate", "on_slow_save", "grace_seconds"),
     *("steps_per_dispatch", "device_memory", "compile_cache", "profile_steps", "log_norms"),
     *("peak_flops", "track", "track_project", "progress", "json", "host_timeout_secs"),
-    *("logtostderr", "allow_mismatch", "allow_data_changes"),
+    *("logtostderr", "allow_mismatch", "allow_data_changes", "valid_sets"),
 }
 
 

@@ -91,21 +91,27 @@ class LongProgram:
     def validation(
         self, parts: TrainParts, loop: TrainLoop, stop_flag: StopFlag | None = None
     ) -> Callable[[Checkpoint], Summary] | None:
-        del loop
-        has_data = self._flags.valid_pattern is not None
-        monitor = getattr(self._run.module, "monitor_train", None)
-        if not isinstance(parts.task, OwnTraining) or not (has_data or monitor):
+        training = parts.task
+        if not isinstance(training, OwnTraining):
             return None
-        if has_data:
-            self._require("valid_step")
-        return Validation(
-            self._run.module,
-            self._config,
-            self._frozen,
-            training=parts.task,
-            data=self._passes("valid") if has_data else (),
-            stop_flag=stop_flag,
-        )
+        has_main = self._flags.valid_pattern is not None
+
+        def stage(name: str) -> Validation:
+            has_data = has_main or name != ""
+            if has_data:
+                self._require("valid_step")
+            return Validation(
+                self._run.module,
+                self._config,
+                self._frozen,
+                training=training,
+                data=self._passes("valid", name) if has_data else (),
+                stop_flag=stop_flag,
+                name=name,
+            )
+
+        has_monitor = hasattr(self._run.module, "monitor_train")
+        return self._data.validation(loop, stage, has_main=has_main or has_monitor)
 
     def text_fns(self) -> None:
         return None
@@ -232,9 +238,9 @@ class LongProgram:
         # An iterator can be read only once, so it is opened again for each pass.
         return data.as_source(open_data if isinstance(examples, Iterator) else examples)
 
-    def _passes(self, kind: Kind) -> Reiterable:
+    def _passes(self, kind: Kind, name: str = "") -> Reiterable:
         """Returns the data in order, as an iterable that starts over at every pass."""
-        source, size = self._data.source(kind), self._data.batch_size(kind)
+        source, size = self._data.source(kind, name), self._data.batch_size(kind)
         return Reiterable(lambda: source.batches(size, epochs=1, remainder="keep"))
 
 

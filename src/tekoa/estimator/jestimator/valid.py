@@ -14,6 +14,7 @@ from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.data import DataError
 from tekoa.estimator.jestimator.train import OwnTraining
+from tekoa.estimator.model_file.program import with_valid_metrics
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 
@@ -30,6 +31,8 @@ class Validation:
         training: The training whose metrics validation adds to.
         data: The batches; empty if there is only `monitor_train` to call.
         stop_flag: Polled at every batch.
+        name: Which of `--valid_sets` the data is; "" for `--valid_pattern`, and for the call of
+            `monitor_train`.
     """
 
     def __init__(
@@ -41,9 +44,11 @@ class Validation:
         training: OwnTraining,
         data: Iterable[Any],
         stop_flag: StopFlag | None,
+        name: str = "",
     ):
         self._module, self._config, self._frozen = module, config, frozen
         self._training, self._data, self._stop_flag = training, data, stop_flag
+        self._name = name
         self._step = jax.jit(self._run)
 
     def __call__(self, checkpoint: Checkpoint) -> Summary:
@@ -64,6 +69,9 @@ class Validation:
             sums = self._validate(state, sums)
             after = self._training.read(sums)
             new = {name: value for name, value in after.items() if value != before.get(name)}
+            if self._name:
+                new = {name.removeprefix("valid_"): value for name, value in new.items()}
+                return with_valid_metrics(summary, self._name, new)
             groups.setdefault("train", {}).update(new)
         if hasattr(self._module, "monitor_train"):
             file_state = self._training.as_file_state(state)
@@ -86,7 +94,8 @@ class Validation:
                 break
             sums = self._step(state, sums, batch)
         if n_rows is None:
-            raise DataError("The data of --valid_pattern contains no examples.")
+            flag = f"the set {self._name} of --valid_sets" if self._name else "--valid_pattern"
+            raise DataError(f"The data of {flag} contains no examples.")
         return jax.device_get(sums)
 
     def _run(self, state: TrainState, sums: PyTree, batch: Any) -> PyTree:

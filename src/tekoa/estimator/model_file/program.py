@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import optax
@@ -10,17 +10,19 @@ import optax
 from tekoa import data
 from tekoa.bridges import any_model
 from tekoa.data.batching.schedule import Schedule, parse_table
-from tekoa.estimator.cli import processes
+from tekoa.estimator.cli import processes, valid_sets
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import experiment
 from tekoa.estimator.run import layout as layout_lib
 from tekoa.estimator.run.passes import MarkFirst
 from tekoa.estimator.run.run import Run
 from tekoa.extensions.generation.samples import TextFns
+from tekoa.extensions.serial import Stage, serial, when
 from tekoa.hosts.signals import StopFlag
-from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 from tekoa.loop.task import ModelTraining, Training, TrainTask
 from tekoa.loop.train import TrainLoop
+from tekoa.loop.triggers import EveryChecks
 from tekoa.sharding.layout import Layout
 
 Mode = Literal["train", "eval_once", "eval_wait", "predict"]
@@ -106,7 +108,7 @@ class Program(Protocol):
 
 
 class ProgramData:
-    """The data that the flags of a run name. Each kind is opened once and then reused.
+    """The data that the flags of a run name. Each is opened once and then reused.
 
     Args:
         run: The run.
@@ -115,7 +117,31 @@ class ProgramData:
 
     def __init__(self, run: Run, open_source: Callable[[Kind, str], data.Source]):
         self._run, self._config = run, run.config
-        self.source = functools.cache(lambda kind: open_source(kind, self.pattern(kind)))
+        self._open = functools.cache(open_source)
+
+    def source(self, kind: Kind, name: str = "") -> data.Source:
+        """Returns the data of one kind; with a name, one of `--valid_sets`."""
+        pattern = valid_sets.parse_sets(self._config.valid_sets)[name].pattern if name else None
+        return self._open(kind, pattern or self.pattern(kind))
+
+    def validation(
+        self, loop: TrainLoop, make_stage: Callable[[str], Stage], *, has_main: bool
+    ) -> Callable[[Checkpoint], Summary] | None:
+        """Returns the stage that validates on all data when it is due; None if there is none.
+
+        Args:
+            loop: The loop.
+            make_stage: Returns the stage that validates on one of `--valid_sets`, by name.
+            has_main: Whether there is also one with the name "", which is always due.
+        """
+        config = self._config
+        stages = [make_stage("")] if has_main else []
+        for name, valid_set in valid_sets.parse_sets(config.valid_sets).items():
+            every = 1 if config.dry_run else valid_set.every
+            due = EveryChecks(every, config.check_every_steps, loop.n_steps)
+            stages.append(when(due, make_stage(name)))
+        validate = serial(*stages)
+        return (lambda checkpoint: as_summary(validate(checkpoint))) if stages else None
 
     @functools.cached_property
     def layout(self) -> Layout | None:
@@ -186,6 +212,22 @@ class ProgramData:
         except ValueError as error:
             raise UsageError(str(error)) from None
         return sizes, tables.get("length_schedule")
+
+
+def with_valid_metrics(summary: Summary, name: str, metrics: Mapping[str, float]) -> Summary:
+    """Adds validation metrics to those of training: valid_loss, or valid_NAME_loss of a set.
+
+    Raises:
+        UsageError: If a set has the metric of another one.
+    """
+    train = summary.metrics.get("train", {})
+    renamed = {f"{valid_sets.prefix(name)}{metric}": value for metric, value in metrics.items()}
+    taken = sorted(renamed.keys() & train.keys())
+    if name and taken:
+        raise UsageError(
+            f"--valid_sets: there is already a metric {taken[0]}. Give the set {name} another name."
+        )
+    return summary.with_metrics("train", {**train, **renamed})
 
 
 def program_of(run: Run, mode: Mode) -> Program:

@@ -19,7 +19,7 @@ from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import lora, optimizers
 from tekoa.estimator.model_file.experiment import DataFacts, Experiment
-from tekoa.estimator.model_file.program import Kind, ProgramData, TrainParts
+from tekoa.estimator.model_file.program import Kind, ProgramData, TrainParts, with_valid_metrics
 from tekoa.estimator.run import eval_state
 from tekoa.estimator.run.passes import MarkFirst, Reiterable
 from tekoa.estimator.run.run import Run
@@ -82,13 +82,16 @@ class ShortProgram:
         self, parts: TrainParts, loop: train.TrainLoop, stop_flag: hosts.StopFlag | None = None
     ) -> Callable[[Checkpoint], Summary] | None:
         del parts
-        if self._config.valid_pattern is None:
-            return None
-        experiment = self.experiment("train")
-        metrics = {"loss": _reported(experiment.loss), **experiment.metrics}
-        passes = self._passes("valid")
-        validate = loop.evaluation(metrics, passes, label="valid", stop_flag=stop_flag)
-        return lambda checkpoint: _as_train_metrics(validate(checkpoint), experiment)
+
+        def stage(name: str) -> Callable[[Checkpoint], Summary]:
+            experiment = self.experiment("train")
+            metrics = {"loss": _reported(experiment.loss), **experiment.metrics}
+            passes = self._passes("valid", name)
+            validate = loop.evaluation(metrics, passes, label="valid", stop_flag=stop_flag)
+            return lambda checkpoint: _as_train_metrics(validate(checkpoint), experiment, name)
+
+        has_main = self._config.valid_pattern is not None
+        return self._data.validation(loop, stage, has_main=has_main)
 
     def text_fns(self) -> TextFns | None:
         return self.experiment("train").text
@@ -167,9 +170,9 @@ class ShortProgram:
             return source
         return source.with_classes(classes, unknown=-1 if kind == "pred" else None)
 
-    def _passes(self, kind: Kind) -> Reiterable:
+    def _passes(self, kind: Kind, name: str = "") -> Reiterable:
         """Returns the data in order, as an iterable that starts over at every pass."""
-        source = self._data.source(kind).take(self._data.n_examples(kind))
+        source = self._data.source(kind, name).take(self._data.n_examples(kind))
         size, layout = self._data.batch_size(kind), self._data.layout
 
         def batches(**options: Any) -> MarkFirst:
@@ -229,11 +232,8 @@ def _value_and_metrics(result: Any) -> tuple[Any, Mapping[str, Any]]:
     return result if is_pair else (result, {})
 
 
-def _as_train_metrics(summary: Summary, experiment: Experiment) -> Summary:
+def _as_train_metrics(summary: Summary, experiment: Experiment, name: str) -> Summary:
     """Moves validation metrics to the group of training: train/valid_loss and so on."""
     metrics = experiment.finish_metrics(summary.metrics["valid"])
-    renamed = {f"valid_{name}": value for name, value in metrics.items()}
     groups = {group: values for group, values in summary.metrics.items() if group != "valid"}
-    return dataclasses.replace(
-        summary, metrics={**groups, "train": {**groups.get("train", {}), **renamed}}
-    )
+    return with_valid_metrics(dataclasses.replace(summary, metrics=groups), name, metrics)

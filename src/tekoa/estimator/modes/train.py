@@ -302,7 +302,7 @@ def _stages(
     if progress.validation is not None:
         on_validation = [
             *selection.best_stages(run, stack),
-            *selection.stop_stages(progress.stoppings),
+            *selection.stop_stages(run, progress.stoppings),
         ]
         validate = watch.timed("validation", serial.serial(progress.validation, *on_validation))
         # A checkpoint that is written only because of a stop is not validated.
@@ -350,7 +350,7 @@ def _print_result(run: runs.Run, progress: Progress) -> None:
         print(f"Nothing to do: all {loop.step} steps are complete.")
     if validation is not None:
         summary = last if isinstance(last, Summary) else validation(loop.checkpoint())
-        metrics = summary.metrics["train"].items()
+        metrics = summary.metrics.get("train", {}).items()
         validated = {name: value for name, value in metrics if name.startswith("valid_")}
         if not run.config.json or last is None:  # Every check was printed.
             print_metrics(run.config, loop.step, validated)

@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 
+from tekoa.estimator.cli import valid_sets
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.run.run import Run
 from tekoa.extensions import best_files, early_stop, serial
@@ -26,7 +27,7 @@ def best_stages(run: Run, stack: contextlib.ExitStack) -> Iterator[serial.Stage]
             writer = best_files.BestFileWriter(
                 run.model_dir, metric, mode=mode, group=_GROUP, keep=config.max_save
             )
-            yield _checked(flag, metric, stack.enter_context(contextlib.closing(writer)))
+            yield _checked(run, flag, metric, stack.enter_context(contextlib.closing(writer)))
 
 
 def stoppings(run: Run, loop: TrainLoop) -> dict[str, early_stop.Stopping]:
@@ -80,24 +81,31 @@ def _stop_when(run: Run, loop: TrainLoop, text: str) -> early_stop.StopWhen:
     )
 
 
-def stop_stages(stoppings: Mapping[str, early_stop.Stopping]) -> Iterator[serial.Stage]:
+def stop_stages(run: Run, stoppings: Mapping[str, early_stop.Stopping]) -> Iterator[serial.Stage]:
     """Yields the stages of `stoppings`, which check that their metrics exist."""
     for flag, stopping in stoppings.items():
-        yield _checked(flag, stopping.metric, stopping)
+        yield _checked(run, flag, stopping.metric, stopping)
 
 
 def _full_name(name: str) -> str:
     return name if name.startswith(_PREFIX) else f"{_PREFIX}{name}"
 
 
-def _checked(flag: str, metric: str, stage: serial.Stage) -> serial.Stage:
-    """Wraps a stage: a metric that does not exist is a mistake in the flag."""
+def _checked(run: Run, flag: str, metric: str, stage: serial.Stage) -> serial.Stage:
+    """Wraps a stage: a metric that does not exist is a mistake in the flag.
 
-    def run(checkpoint: Checkpoint) -> Checkpoint:
+    The stage is skipped at checks without a validation on the set that the metric is of.
+    """
+    prefixes = [valid_sets.prefix(name) for name in valid_sets.parse_sets(run.config.valid_sets)]
+    own = tuple(prefix for prefix in prefixes if metric.startswith(prefix))
+
+    def process(checkpoint: Checkpoint) -> Checkpoint:
         metrics = as_summary(checkpoint).metrics[_GROUP]
         if metric not in metrics:
+            if any(not any(name.startswith(prefix) for name in metrics) for prefix in own):
+                return checkpoint
             names = ", ".join(name for name in metrics if name.startswith(_PREFIX)) or "none"
             raise UsageError(f"--{flag} names an unknown metric: {metric}. Available: {names}.")
         return stage(checkpoint)
 
-    return run
+    return process
