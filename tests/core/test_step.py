@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import optax.contrib
 import pytest
 
 from tekoa.bridges.functions import model_fns
@@ -93,11 +92,6 @@ def test_lbfgs_gets_the_arguments_it_needs():
     _, outputs = train(optax.lbfgs(), 12)
     best = np.linalg.lstsq(np.c_[X, np.ones(12)], Y, rcond=None)[1][0] / 12
     assert float(outputs[-1].loss) == pytest.approx(best, rel=1e-4)
-
-
-def test_sophia_gets_the_loss_whose_curvature_it_estimates():
-    _, outputs = train(optax.contrib.sophia(0.1), 12)
-    assert float(outputs[-1].loss) < 0.8 * float(outputs[0].loss)
 
 
 def test_lbfgs_works_under_accumulation():

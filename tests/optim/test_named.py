@@ -153,3 +153,17 @@ def test_rate_that_is_shown_is_the_size_of_a_step(name):
     for step in (1, 30, 80):
         shown = named.rate_at({"name": name, "n_steps": 100}, step)
         assert shown == pytest.approx(float(size(step - 1)))
+
+
+def test_sophia_gets_the_loss_whose_curvature_it_estimates():
+    tx = named.makers()["sophia"](0.1)
+    params = {"w": jnp.array([3.0, -2.0])}
+
+    def loss(params):
+        return jnp.sum(jnp.square(params["w"]))
+
+    before, state = loss(params), tx.init(params)
+    for _ in range(12):
+        updates, state = tx.update(jax.grad(loss)(params), state, params, value_fn=loss)
+        params = optax.apply_updates(params, updates)
+    assert loss(params) < 0.8 * before

@@ -108,7 +108,7 @@ def make_train_step(
         loss: `loss(*outputs, *targets)` returns a number, a `Mean(total, count)` (such as the
             sum over tokens and their number), or a pair of one of these and a dict of
             metrics. If None, the model's output is the loss.
-        optimizer: Any optax transformation; `value`, `grad`, `value_fn` and `obj_fn` go to its
+        optimizer: Any optax transformation; `value`, `grad` and `value_fn` are passed to its
             update.
         accumulate: Number of microbatches whose gradients are accumulated for one update. The
             result is that of the full batch, for a loss that is a mean or a sum over rows.
@@ -187,15 +187,8 @@ def _update(
     value_fn: Callable[[PyTree], jax.Array],
 ) -> tuple[PyTree, PyTree]:
     """Returns the parameters and the optimizer state after one update."""
-
-    def loss_of(params: PyTree, obj_fn: Any = None) -> jax.Array:
-        del obj_fn  # Line searches pass on what they do not know.
-        return value_fn(params)
-
-    # Line searches and estimates of the Hessian have different names for the loss.
-    losses = {"value_fn": loss_of, "obj_fn": value_fn}
     updates, opt_state = tx.update(
-        grads, state.opt_state, state.params, value=value, grad=grads, **losses
+        grads, state.opt_state, state.params, value=value, grad=grads, value_fn=value_fn
     )
     params = trees.shard_like(state.params, optax.apply_updates(state.params, updates))
     opt_state = cast_like(state.opt_state, opt_state, "optimizer state")

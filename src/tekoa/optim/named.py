@@ -221,12 +221,28 @@ def default_rate(name: str) -> float | None:
 @functools.cache
 def makers() -> dict[str, Callable[..., optax.GradientTransformation]]:
     """Returns the optimizers of optax and optax.contrib that require at most a learning rate."""
-    return {
+    makers_by_name = {
         name: make
         for module in (optax.contrib, optax)
         for name, make in vars(module).items()
         if isinstance(make, (types.FunctionType, functools.partial)) and _is_optimizer(name, make)
     }
+    return makers_by_name | {"sophia": _with_loss(makers_by_name["sophia"])}
+
+
+def _with_loss(make: Callable[..., optax.GradientTransformation]):
+    """Returns `make` for optimizers that expect the loss, the step's `value_fn`, as `obj_fn`."""
+
+    @functools.wraps(make)
+    def make_with_loss(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+        tx = optax.with_extra_args_support(make(*args, **kwargs))
+
+        def update(updates: Any, state: Any, params: Any = None, *, value_fn: Any, **extra: Any):
+            return tx.update(updates, state, params, obj_fn=value_fn, **extra)
+
+        return optax.GradientTransformationExtraArgs(tx.init, update)
+
+    return make_with_loss
 
 
 def _is_optimizer(name: str, make: Callable[..., Any]) -> bool:
