@@ -237,8 +237,9 @@ def _with_loss(make: Callable[..., optax.GradientTransformation]):
     def make_with_loss(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
         tx = optax.with_extra_args_support(make(*args, **kwargs))
 
-        def update(updates: Any, state: Any, params: Any = None, *, value_fn: Any, **extra: Any):
-            return tx.update(updates, state, params, obj_fn=value_fn, **extra)
+        def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+            loss = extra_args.pop("value_fn")
+            return tx.update(updates, state, params, obj_fn=loss, **extra_args)
 
         return optax.GradientTransformationExtraArgs(tx.init, update)
 
