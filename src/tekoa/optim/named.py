@@ -29,6 +29,7 @@ RATE_OF_AMOS = 0.01  # Of its published form: 1 / sqrt(10,000 batches of data).
 _ON_GRADIENTS = ("sgd", "noisy_sgd", "optimistic_gradient_descent", "lars", "fromage")
 BY_SCALES = ("auto", "sphere", "muon", "amos")  # Those that need a table of scales.
 
+Make = Callable[..., optax.GradientTransformation]
 FindTable = Callable[[], ScaleTable]
 
 
@@ -219,18 +220,19 @@ def default_rate(name: str) -> float | None:
 
 
 @functools.cache
-def makers() -> dict[str, Callable[..., optax.GradientTransformation]]:
+def makers() -> dict[str, Make]:
     """Returns the optimizers of optax and optax.contrib that require at most a learning rate."""
-    makers_by_name = {
+    makers_by_name: dict[str, Make] = {
         name: make
         for module in (optax.contrib, optax)
         for name, make in vars(module).items()
         if isinstance(make, (types.FunctionType, functools.partial)) and _is_optimizer(name, make)
     }
-    return makers_by_name | {"sophia": _with_loss(makers_by_name["sophia"])}
+    makers_by_name["sophia"] = _with_loss(makers_by_name["sophia"])
+    return makers_by_name
 
 
-def _with_loss(make: Callable[..., optax.GradientTransformation]):
+def _with_loss(make: Make) -> Make:
     """Returns `make` for optimizers that expect the loss, the step's `value_fn`, as `obj_fn`."""
 
     @functools.wraps(make)
