@@ -318,6 +318,8 @@ def test_a_writer_that_was_replaced_stops_without_publishing(url, train):
 
 @pytest.mark.slow
 def test_a_server_that_is_down_for_a_while(url, train, server, undisturbed):
+    if url.startswith("gs:"):
+        pytest.skip("gcsfs retries for half a minute, as long as this whole run takes")
     command = train("--module_config.step_seconds=0.1")
     command.wait_until(lambda: (head := fetch.read_head(Objects(url))) and head[0].files)
     server.stop()
