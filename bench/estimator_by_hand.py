@@ -38,7 +38,9 @@ def main():
     batches = shuffled(source)
     sample = next(batches)
     facts = DataFacts(info=source.info, n_examples=len(source), batch_size=BATCH, sample=sample)
-    found = mnist.experiment(mnist.get_config(), facts)
+    config = mnist.get_config()
+    config.optimizer = "amos"
+    found = mnist.experiment(config, facts)
     tx, model = found.make_optimizer(), found.model
     params = model.init(jax.random.key(0), sample["image"])["params"]
     opt_state = tx.init(params)

@@ -87,13 +87,15 @@ def ptb(tmp_path):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_commands_train_and_evaluate(model, ptb, tmp_path, monkeypatch, capsys):
-    """All flags are those of the README; few steps, and a small LSTM."""
+    """All flags are those of the README; few steps, a small LSTM, and the CNN with Amos."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     steps = ["--max_train_steps=4", "--check_every_steps=2", "--noprogress"]
     if model.endswith("lm"):
         sizes = ("hidden_size", "memory_size")
         steps += [f"--module_config.model_config.{name}=8" for name in sizes]
+    else:
+        steps += ["--module_config.optimizer=amos"]
     commands = [text for text in blocks() if f'module_imp="{model}"' in text]
     assert len(commands) == 2
     for text in commands:

@@ -65,6 +65,10 @@ MISTAKES = {
     "pattern missing": (["train", TINY, "--model_dir=run", "--valid_pattern=a"], "--train_pattern"),
     "setting mistyped": (["train", "mnist", "--module_config.wormup=3"], "warmup"),
     "setting of the wrong type": (["train", "mnist", "--module_config.warmup=x"], "warmup"),
+    "setting of another optimizer": (
+        ["train", "mnist", "--module_config.amos_beta=0.98"],
+        "--module_config.amos_beta: auto has no such setting",
+    ),
     "directory not writable": (["train", "mnist", "--model_dir=/proc/run"], "/proc/run"),
     "directory is a file": (["train", TINY, "--model_dir=lines.txt"], "lines.txt"),
     "start from nothing": (

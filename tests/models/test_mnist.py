@@ -19,6 +19,12 @@ def facts(pattern, batch_size=32):
     )
 
 
+def config(**settings):
+    result = mnist.get_config()
+    result.update(settings)
+    return result
+
+
 def test_manual_scales_equal_those_of_jestimator():
     experiment = mnist.experiment(mnist.get_config(), facts("digits://split=train"))
     images = np.zeros((1, 28, 28, 1), np.uint8)
@@ -49,6 +55,34 @@ def test_pixels_are_scaled_by_the_range_of_the_data():
     np.testing.assert_allclose(mnist.CNN(10, (0.0, 16.0)).apply(params, images), same, rtol=1e-5)
 
 
+def test_amos_has_the_settings_of_jestimator_unless_they_are_set():
+    data_facts = facts("digits://split=train")
+    params = {"Dense_1": {"kernel": np.ones((4, 3), np.float32)}}
+    grads = {"Dense_1": {"kernel": np.full((4, 3), 0.5, np.float32)}}
+
+    def second_update(**settings):
+        tx = mnist.experiment(config(optimizer="amos", **settings), data_facts).make_optimizer()
+        state = tx.update(params, tx.init(params), params)[1]  # The rate of the first step is 0.
+        return np.asarray(tx.update(grads, state, params)[0]["Dense_1"]["kernel"])
+
+    np.testing.assert_array_equal(second_update(), second_update(warmup=500, amos_beta=0.98))
+    for other in ({"warmup": 400}, {"amos_beta": 0.9}):
+        assert not np.allclose(second_update(), second_update(**other), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"warmup": 500}, r"config\.warmup: auto has no such setting.*config\.optimizer=amos"),
+        ({"amos_beta": 0.98}, r"config\.amos_beta: auto has no such setting"),
+        ({"optimizer": "adam"}, "must be 'auto' or 'amos', got 'adam'"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_usage_errors(settings, message):
+    with pytest.raises(UsageError, match=message):
+        mnist.experiment(config(**settings), facts("digits://split=train"))
+
+
 def test_data_without_images_is_a_usage_error(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\n")
@@ -58,7 +92,7 @@ def test_data_without_images_is_a_usage_error(tmp_path):
 
 def test_the_loss_is_a_sum_clipped_at_the_square_root_of_the_rows():
     data_facts = facts("digits://split=train")
-    experiment = mnist.experiment(mnist.get_config(), data_facts)
+    experiment = mnist.experiment(config(optimizer="amos"), data_facts)
     logits = np.random.default_rng(0).normal(size=(32, 10)).astype(np.float32)
     value, reported = mnist.loss(logits, data_facts.sample)
     np.testing.assert_allclose(value, 32 * np.mean(reported["loss"]), rtol=1e-6)

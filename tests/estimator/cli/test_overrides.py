@@ -2,6 +2,7 @@ import dataclasses
 
 import ml_collections
 import pytest
+from ml_collections import config_dict
 
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.cli.overrides import apply_overrides
@@ -39,6 +40,19 @@ def test_values_are_parsed_as_the_type_they_replace(config):
     assert tuple(config.shape) == (4, 5)
     assert (config.name, config.unset) == ("3", 0.5)
     assert isinstance(config.inner.rate, float)
+
+
+def test_placeholders_have_a_type_before_they_have_a_value():
+    kinds = {"steps": int, "rate": float, "path": str, "size": tuple}
+    placeholders = {name: config_dict.placeholder(kind) for name, kind in kinds.items()}
+    config = ml_collections.ConfigDict(placeholders)
+    config = apply_overrides(config, {"steps": "7", "rate": "2", "path": "12", "size": "a,b"})
+    assert config.to_dict() == {"steps": 7, "rate": 2.0, "path": "12", "size": ("a", "b")}
+    assert isinstance(config.rate, float)
+    config = ml_collections.ConfigDict(placeholders)
+    apply_overrides(config, {"steps": "None", "path": "None"})
+    with pytest.raises(UsageError, match=r"--module_config\.steps must be of type int; got '1\.5'"):
+        apply_overrides(config, {"steps": "1.5"})
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ def test_plain_file_has_the_losses_of_the_run(library, optimizer, tmp_path, caps
 @pytest.mark.parametrize(
     ("model", "flags", "n_lines"),
     [
-        ("mnist", [], 200),
-        ("mnist", ["--optimizer=auto"], 230),
+        ("mnist", [], 230),
+        ("mnist", ["--module_config.optimizer=amos"], 200),
         ("transformer_lm", [], 380),
         ("lstm_lm", [*SMALL_LSTM, *ADAM], 265),
         ("lstm_lm", SMALL_LSTM, 365),

@@ -186,7 +186,8 @@ def test_adapters_that_cannot_apply_are_refused(tmp_path, capsys, flags, message
 
 @pytest.mark.slow
 def test_adapters_of_the_bundled_cnn_need_an_optimizer_that_fits(tmp_path, capsys):
-    command = ["train", "mnist", f"--model_dir={tmp_path}", "--lora_rank=1", "--dry_run"]
+    flags = ["--lora_rank=1", "--module_config.optimizer=amos", "--dry_run"]
+    command = ["train", "mnist", f"--model_dir={tmp_path}", *flags]
     assert main.main(command) == 2
     assert "the optimizer does not accept the adapters" in capsys.readouterr().err
     assert main.main([*command, "--lora_where=Dense.*kernel"]) == 2

@@ -21,9 +21,9 @@ def test_training_writes_the_specified_files(trained):
     assert json.loads((trained / "train_end.json").read_text()) == {"step": 25}
     facts = json.loads((trained / "run.json").read_text())
     assert facts["random_seed"] == 3
-    assert facts["settings"] == {"warmup": 500, "amos_beta": 0.98}
+    assert facts["settings"] == {"optimizer": "auto", "warmup": None, "amos_beta": None}
     assert facts["n_steps"] == 25
-    assert facts["scales"]["Dense_1/kernel"] == pytest.approx(256**-0.5)
+    assert facts["scales"]["Dense_1/kernel"] == pytest.approx((2 / 256) ** 0.5)
 
 
 def test_tensorboard_shows_loss_validation_and_parameter_scales(trained):

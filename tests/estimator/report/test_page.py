@@ -66,8 +66,8 @@ def test_page_shows_the_facts_of_the_run(written):
         *("finished", "loss", "test_accuracy", "train", "valid", "Dense_1/kernel", "(256, 10)"),
         *(
             "✓ complete",
-            "warmup",
-            "amos_beta",
+            "optimizer",
+            "auto",
             "milliseconds per step",
             "tekoa.models.mnist",
         ),

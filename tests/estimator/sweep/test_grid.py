@@ -4,6 +4,7 @@ import pathlib
 
 import ml_collections
 import pytest
+from ml_collections import config_dict
 
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.sweep import grid
@@ -23,13 +24,16 @@ def test_values(text, values):
 
 
 def test_ranges_of_integers_are_rounded():
-    settings = ml_collections.ConfigDict({"warmup": 500, "rate": 1.0, "is_on": True})
+    settings = ml_collections.ConfigDict({"n": 500, "rate": 1.0, "is_on": True, "unset": None})
     settings.inner = {"width": 3}
-    names = ["warmup", "rate", "is_on", "inner.width", "unknown"]
+    # They have a type, but no value.
+    settings.update(warmup=config_dict.placeholder(int), beta=config_dict.placeholder(float))
+    names = [*settings, "inner.width", "unknown", "inner.unknown"]
     texts = [f"module_config.{name}=10..1000:log:4" for name in names]
     texts += ["train_batch_size=2..9:4", "ema=0..1:3"]
     integers = grid.integers(texts, settings)
-    assert integers == {"module_config.warmup", "module_config.inner.width", "train_batch_size"}
+    found = {f"module_config.{name}" for name in ("n", "warmup", "inner.width")}
+    assert integers == {*found, "train_batch_size"}
     assert grid.parse_axis("module_config.warmup=20..320:log:4", integers).values == (
         *("20", "50", "127", "320"),
     )

@@ -54,6 +54,17 @@ def test_table_picture_and_best_run_are_shown(swept, capsys):
     assert sorted(swept.rglob("checkpoint_*")) == before
 
 
+def test_the_command_for_the_best_run_has_the_settings_of_the_sweep(tmp_path, capsys):
+    flags = ["--optimizer=sgd", "--module_config.limit=0", "--max_train_steps=2"]
+    grid = ["--grid=learning_rate=0.01,0.02", f"--model_dir={tmp_path}"]
+    assert main.main(["sweep", MODEL, *flags, *grid]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    command = last.partition(": tekoa ")[2].split()
+    chosen = ["--module_config.limit=0", "--optimizer=sgd"]
+    assert command[:4] == ["train", MODEL, *chosen]
+    assert main.main([*command, "--max_train_steps=3", "--noprogress"]) == 0
+
+
 def test_lane_goes_on_by_itself(swept, capsys):
     flags = ["--module_config.rate=0.01", "--max_train_steps=18", "--noprogress"]
     directory = swept / "rate=0.01,limit=0"

@@ -34,7 +34,12 @@ def _set(config: Any, path: list[str], text: str, name: str) -> Any:
             f"The model has no setting {name!r}.{hint} Available settings: {', '.join(settings)}."
         )
     old = getattr(config, path[0])
-    new = _set(old, path[1:], text, name) if path[1:] else parse_value(text, old, name)
+    if path[1:]:
+        new = _set(old, path[1:], text, name)
+    elif old is None and text != "None" and (kind := placeholder_type(config, path[0])):
+        new = _parse_as(kind, text, name)
+    else:
+        new = parse_value(text, old, name)
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return dataclasses.replace(config, **{path[0]: new})
     setattr(config, path[0], new)
@@ -45,6 +50,21 @@ def _setting_names(config: Any) -> list[str]:
     if dataclasses.is_dataclass(config):
         return [field.name for field in dataclasses.fields(config)]
     return sorted(config.keys()) if hasattr(config, "keys") else []
+
+
+def placeholder_type(config: Any, name: str) -> type | None:
+    """Returns the type of a setting that is a placeholder of ml_collections, without a value."""
+    kind = config.get_type(name) if hasattr(config, "get_type") and name in config else None
+    return None if kind is type(None) else kind
+
+
+def _parse_as(kind: type, text: str, name: str) -> Any:
+    try:
+        return _parse(text, kind())
+    except ValueError:
+        raise UsageError(
+            f"--module_config.{name} must be of type {kind.__name__}; got {text!r}."
+        ) from None
 
 
 def parse_value(text: str, old: Any, name: str) -> Any:

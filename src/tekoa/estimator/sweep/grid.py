@@ -10,6 +10,7 @@ from typing import Any
 from tekoa.core.messages import did_you_mean
 from tekoa.estimator.cli import flags
 from tekoa.estimator.cli.flags import RunConfig, UsageError
+from tekoa.estimator.cli.overrides import placeholder_type
 from tekoa.estimator.cli.run_config import FIELDS
 
 _PREFIX = "module_config."
@@ -162,7 +163,7 @@ def _range(text: str, name: str, values: str, syntax: str, integers: Container[s
 
 
 def integers(texts: Sequence[str], settings: Any) -> set[str]:
-    """Returns the names in a grid whose current values are integers.
+    """Returns the names in a grid whose values are integers.
 
     Args:
         texts: The entries of the grid.
@@ -178,9 +179,13 @@ def integers(texts: Sequence[str], settings: Any) -> set[str]:
 
 
 def _is_int(settings: Any, path: Sequence[str]) -> bool:
-    for name in path:
-        settings = getattr(settings, name, None)
-    return isinstance(settings, int) and not isinstance(settings, bool)
+    *outer, name = path
+    for part in outer:
+        settings = getattr(settings, part, None)
+    value = getattr(settings, name, None)
+    if value is None:
+        return placeholder_type(settings, name) is int
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_flag(name: str) -> None:

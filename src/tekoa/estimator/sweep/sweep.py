@@ -21,8 +21,8 @@ Flags:
   --model_dir=DIR     the directory of the sweep (default: runs/MODEL_sweep)
 All other flags are those of `tekoa train`.
 
-Example: tekoa sweep mnist --grid 'module_config.warmup=100..1600:log:5' --seeds=2 --model_dir=DIR
-Example: tekoa sweep mnist --optuna=16 --grid 'module_config.amos_beta=0.9..0.99' --model_dir=DIR
+Example: tekoa sweep mnist --optimizer=adam --grid 'learning_rate=1e-4..1e-2:log:5' --seeds=2
+Example: tekoa sweep mnist --optuna=16 --grid 'ema=0.9..0.99' --model_dir=DIR
 """
 
 import argparse
@@ -124,7 +124,7 @@ def run_sweep(arguments: Sequence[str]) -> int:
     if stop_flag.is_set():
         print("The sweep is stopped. Run the same command again to resume.")
         return signals.EXIT_STOPPED
-    _print_results(trained.outcomes(), config.module_imp or "")
+    _print_results(trained.outcomes(), config)
     return ExitCode.SUCCESS
 
 
@@ -189,7 +189,7 @@ def _make(config: RunConfig, request: _Request) -> Sweep | Rounds:
     return make_sweep(lanes)
 
 
-def _print_results(outcomes: Sequence[Outcome], model: str) -> None:
+def _print_results(outcomes: Sequence[Outcome], config: RunConfig) -> None:
     """Prints the table and the pictures, and names the best run."""
     best = outcomes[0]
     print("\n".join(picture.table(outcomes)))
@@ -209,8 +209,12 @@ def _print_results(outcomes: Sequence[Outcome], model: str) -> None:
     if best.value is None or best.stopped:
         print("No run was completed.")
         return
-    settings = " ".join(f"--{name}={value}" for name, value in best.lane.values.items())
+    chosen = {f"module_config.{name}": text for name, text in config.overrides.items()}
+    if config.optimizer is not None:
+        chosen["optimizer"] = config.optimizer
+    chosen.update(best.lane.values)
+    settings = " ".join(f"--{name}={value}" for name, value in chosen.items())
     print(
         f"The best run is {best.directory}: {best.metric} {best.value:.6g}.\nTo train it "
-        f"further: tekoa train {model} {settings} --model_dir={best.directory}"
+        f"further: tekoa train {config.module_imp} {settings} --model_dir={best.directory}"
     )
