@@ -1,6 +1,7 @@
 import itertools
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -210,3 +211,31 @@ def test_loaders_of_torch_yield_arrays():
     again = data.as_batches(loader)
     again.restore(json.loads(json.dumps(batches.state())))
     assert next(again)[1].tolist() == [2, 3]
+
+
+def test_tensors_of_torch_that_numpy_does_not_have():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    examples = [torch.full((2,), 1.5 * i, dtype=torch.bfloat16) for i in range(4)]
+    loader = torch.utils.data.DataLoader(examples, batch_size=2)
+    for batch in (next(data.as_batches(loader)), next(data.as_source(examples).batches(2))):
+        assert batch.dtype == ml_dtypes.bfloat16
+        assert batch[1].tolist() == [1.5, 1.5]
+    with_gradients = torch.ones(2, requires_grad=True)
+    assert next(data.as_source([with_gradients] * 2).batches(2)).tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_shuffled_stream_of_hugging_face_is_resumed_exactly():
+    datasets = pytest.importorskip("datasets", reason="the 'datasets' extra is not installed")
+    rows = datasets.Dataset.from_dict({"x": list(range(100))}).to_iterable_dataset(num_shards=4)
+
+    def batches():
+        return data.as_source(rows.shuffle(seed=3, buffer_size=20)).batches(8)
+
+    first = batches()
+    for _ in range(4):
+        next(first)
+    state = json.loads(json.dumps(first.state()))
+    resumed = batches()
+    resumed.restore(state)
+    for _ in range(4):
+        np.testing.assert_array_equal(next(resumed)["x"], next(first)["x"])

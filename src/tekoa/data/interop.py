@@ -14,7 +14,12 @@ import numpy as np
 from tekoa.data import patterns
 from tekoa.data.batching import stacking
 from tekoa.data.readers import huggingface, streams
-from tekoa.data.readers.base import ChangedDataError, DataError, other_position
+from tekoa.data.readers.base import (
+    ChangedDataError,
+    DataError,
+    other_position,
+    tensor_as_array,
+)
 from tekoa.data.readers.memory import ArrayReader, SequenceReader
 from tekoa.data.source import Source
 
@@ -116,6 +121,7 @@ class IterableStream:
     def __init__(self, iterable: Any):
         self._iterable = iterable
         self.name = f"iterable {type(iterable).__name__}"
+        self.is_reusable = not isinstance(iterable, Iterator)
         self._is_used_up = False
         self._start: Any = None
 
@@ -168,6 +174,8 @@ def _as_numpy(batch: Any) -> Any:
 
 
 def _tensor_as_numpy(leaf: Any) -> Any:
+    if hasattr(leaf, "detach"):
+        return tensor_as_array(leaf)
     return leaf.numpy() if hasattr(leaf, "numpy") else leaf
 
 
@@ -204,7 +212,9 @@ class _StatefulIterator(Iterator[Any]):
         return next(self._iterator)
 
     def state(self) -> Any:
-        """Returns the position; None if it holds tensors, which a checkpoint cannot store."""
+        """Returns the position; None if it is not complete, or holds tensors."""
+        if _has_shuffle_buffer(self._data):
+            return None
         state = self._data.state_dict()
         try:
             json.dumps(state)
@@ -215,6 +225,18 @@ class _StatefulIterator(Iterator[Any]):
     def restore(self, state: Any) -> None:
         self._data.load_state_dict(state)
         self._iterator = None
+
+
+def _has_shuffle_buffer(data: Any) -> bool:
+    """Whether a `datasets.IterableDataset` shuffles in a buffer, which its position lacks."""
+    parts = [getattr(data, "_ex_iterable", None)]
+    while parts:
+        part = parts.pop()
+        if hasattr(part, "buffer_size"):
+            return True
+        if part is not None:
+            parts += [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
+    return False
 
 
 def position(iterator: Iterator[Any]) -> Any:

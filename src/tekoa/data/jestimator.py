@@ -169,4 +169,4 @@ def join(sources: Sequence[Source], interleave: bool) -> Source:
     """Combines several sources into one, one after the other or interleaved."""
     if len(sources) == 1:
         return sources[0]
-    return Source(Concatenated([source._reader for source in sources], interleave=interleave))
+    return Source(Concatenated([source.reader for source in sources], interleave=interleave))

@@ -103,6 +103,8 @@ def _match_files(path: str, piece: str) -> list[str]:
     matches = [name for name in matches if Path(name).is_file()]
     if not matches:
         hint = " It is a directory; add /* for the files in it." if Path(path).is_dir() else ""
+        if "{" in path:
+            hint = " Braces are not expanded: use a glob, such as part-*.tar."
         raise DataError(f"The data pattern {piece!r} matches no file.{hint}")
     return matches
 

@@ -1,9 +1,13 @@
+import itertools
 import json
+import tracemalloc
 
+import numpy as np
 import pytest
 
 from tekoa import data
 from tekoa.data.interop import IterableStream
+from tekoa.data.readers import streams
 from tekoa.data.readers.base import RowRequest
 from tekoa.data.readers.streams import StreamReader, TfDataStream
 
@@ -163,3 +167,92 @@ def test_rows_above_the_floor_can_be_requested_in_any_order():
     reader = StreamReader(IterableStream(Counting(30)))
     assert reader.gather(RowRequest.of_rows([9, 3, 5]))["x"].tolist() == [9, 3, 5]
     assert reader.gather(RowRequest.of_rows([4, 12]))["x"].tolist() == [4, 12]
+
+
+def endless():
+    for at in itertools.count():
+        yield {"x": np.full(1000, at)}
+
+
+def test_examples_are_counted_without_holding_them():
+    tracemalloc.start()
+    try:
+        source = data.as_source(lambda: ({"x": np.full(1000, at)} for at in range(10_000)))
+        batches = source.batches(10, epochs=1)
+        assert batches.n_batches == 1000
+        assert tracemalloc.get_traced_memory()[1] < 10_000 * 1000
+    finally:
+        tracemalloc.stop()
+    assert [next(batches)["x"][0, 0] for _ in range(2)] == [0, 10]
+
+
+def test_the_length_of_a_read_stream_can_be_asked_for():
+    source = data.as_source(Counting(25))
+    batches = source.batches(4, epochs=2)
+    first = [next(batches)["x"].tolist() for _ in range(3)]
+    assert (len(source), batches.n_batches) == (25, 12)
+    assert first[-1] == [8, 9, 10, 11]
+    assert next(batches)["x"].tolist() == [12, 13, 14, 15]
+
+
+def test_counting_says_what_it_does(monkeypatch, caplog):
+    monkeypatch.setattr(streams, "_SECONDS_BETWEEN_LINES", -1e9)
+    assert len(data.as_source(Counting(3))) == 3
+    assert "Counting the examples of iterable Counting: 3 so far." in caplog.text
+    assert "set a number of steps and no epochs" in caplog.text
+
+
+def test_an_iterator_is_not_held_in_memory_without_limit(monkeypatch):
+    monkeypatch.setattr(streams, "_MAX_HELD_BYTES", 10**7)
+    with pytest.raises(data.DataError, match=r"more than 2,048 examples, or no end\. .* no epochs"):
+        len(data.as_source(endless()))
+    assert len(data.as_source({"x": at} for at in range(2500))) == 2500
+
+
+def test_an_iterator_is_resumed_by_reading_up_to_the_position():
+    batches = data.as_source(endless()).batches(4, shuffle=8)
+    rows = [next(batches)["x"][:, 0].tolist() for _ in range(5)]
+    state = json.loads(json.dumps(batches.state()))
+    source = data.as_source(endless())
+    assert source.info.shapes == {"x": (1000,)}  # Reads the first example.
+    again = source.batches(4, shuffle=8)
+    again.restore(state)
+    assert next(again)["x"][:, 0].tolist() == next(batches)["x"][:, 0].tolist() != rows[0]
+
+
+@pytest.mark.parametrize("shuffle", [None, 8])
+def test_tensorflows_datasets_are_resumed_at_any_batch(shuffle):
+    tf = pytest.importorskip("tensorflow")
+
+    def batches():
+        dataset = tf.data.Dataset.from_tensor_slices({"x": np.arange(40)})
+        dataset = dataset.shuffle(16, seed=1, reshuffle_each_iteration=False)
+        return data.as_source(dataset.map(lambda row: {"x": row["x"] + 1})).batches(
+            6, shuffle=shuffle
+        )
+
+    rows = [next(it)["x"].tolist() for it in [batches()] for _ in range(16)]
+    assert sorted(list(itertools.chain(*rows))[:40]) == list(range(1, 41))
+    for at in (2, 9):  # In the first epoch, and in the second.
+        it = batches()
+        for _ in range(at):
+            next(it)
+        again = batches()
+        again.restore(json.loads(json.dumps(it.state())))
+        assert [next(again)["x"].tolist() for _ in range(6)] == rows[at : at + 6]
+
+
+def test_ready_batches_of_tensorflow_are_resumed():
+    tf = pytest.importorskip("tensorflow")
+
+    def batches():
+        return data.as_batches(tf.data.Dataset.range(20).repeat().batch(3))
+
+    it = batches()
+    rows = [next(it).tolist() for _ in range(9)]
+    again = batches()
+    for _ in range(4):
+        next(again)
+    third = batches()
+    third.restore(json.loads(json.dumps(again.state())))
+    assert [next(third).tolist() for _ in range(5)] == rows[4:]

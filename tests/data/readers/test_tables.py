@@ -50,7 +50,14 @@ def test_ragged_csv_names_the_row(tmp_path, row, n_fields):
 
 def test_missing_values_name_column_and_row(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,2\n3,\n")
-    with pytest.raises(data.DataError, match=r"a\.csv, column 'y': row 2 has no value"):
+    with pytest.raises(data.DataError, match=r"a\.csv, column 'y': row 3 has no value"):
+        data.load(f"{tmp_path}/a.csv")
+
+
+@pytest.mark.parametrize("row", ["1;2", "1,5;2,5"], ids=["one-column", "ragged"])
+def test_another_separator_is_named(tmp_path, row):
+    (tmp_path / "a.csv").write_text(f"x;y\n{row}\n")
+    with pytest.raises(data.DataError, match=r"a\.csv separates its columns by ';'"):
         data.load(f"{tmp_path}/a.csv")
 
 

@@ -1,3 +1,5 @@
+import types
+
 import numpy as np
 import pytest
 
@@ -107,6 +109,18 @@ def test_a_trained_tokenizer_is_a_vocabulary(tokenizer_json, tmp_path):
     assert prompt.tolist() == [*expected[: expected.index(2) + 1], *tokenizer.encode("newer").ids]
     decoded = [tokenizer.decode(tokenizer.encode(line).ids) for line in ("lowest new", "newer")]
     assert vocabulary.decode(prompt.tolist()) == "\n".join(decoded)
+
+
+def test_a_tokenizer_need_not_be_saved(tokenizer_json):
+    path, tokenizer = tokenizer_json
+    texts = [{"text": "lowest new"}, {"text": "newer"}]
+    fast = types.SimpleNamespace(backend_tokenizer=tokenizer)  # As in `transformers`.
+    expected = [row["tokens"].tolist() for row in data.documents(texts, path)]
+    for vocab in (tokenizer, fast):
+        source = data.documents(texts, vocab)
+        assert [source[i]["tokens"].tolist() for i in range(2)] == expected
+    with pytest.raises(DataError, match="The list is neither a vocabulary nor a tokenizer"):
+        data.documents(texts, ["a", "b"])
 
 
 def test_a_tokenizer_that_cannot_be_used_is_named(tokenizer_json, tmp_path):

@@ -168,7 +168,7 @@ def count_batches(n_examples: int, plan: BatchPlan, name: str) -> int:
     if n_batches == 0:
         raise DataError(
             f"{name} has fewer examples ({n_examples} in {plan.epochs} epochs) than one batch "
-            f"({plan.sizes.at(0)}). Use a smaller batch_size, or remainder='pad' or 'keep'."
+            f"({plan.sizes.at(0)}). Use a smaller batch_size, or batches(..., remainder='keep')."
         )
     return n_batches
 

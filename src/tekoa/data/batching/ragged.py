@@ -9,10 +9,8 @@ from tekoa.data.readers.base import DataError, Reader, RowRequest, length
 
 
 def read_examples(reader: Reader, request: RowRequest) -> Iterator[Any]:
-    """Yields each requested example as a batch of one."""
-    for at in range(len(request.rows)):
-        one = slice(at, at + 1)
-        yield reader.gather(request._replace(rows=request.rows[one], epochs=request.epochs[one]))
+    """Returns an iterator over the requested examples, each as a batch of one."""
+    return map(reader.gather, request.one_by_one())
 
 
 def lengths_of(reader: Reader, field: str, known: Any = None) -> np.ndarray:

@@ -14,13 +14,14 @@ import signal
 import threading
 import traceback
 import weakref
-from multiprocessing import reduction
+from multiprocessing import reduction, resource_tracker
 from typing import Any, Protocol
 
 from tekoa.data.readers.base import DataError, Reader
 
 # Pending batches per worker: one in progress, one waiting to be fetched.
 _AHEAD = 2
+_IGNORED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Maker(Protocol):
@@ -83,6 +84,10 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, worker_pipe = context.Pipe()
         self._process = context.Process(target=_serve, args=(worker_pipe, maker), daemon=True)
+        # A signal to all processes must not end a worker that is still starting. Python's tracker
+        # changes the mask too, when it starts.
+        resource_tracker.ensure_running()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
             self._process.start()
         except Exception as error:
@@ -90,6 +95,8 @@ class _Worker:
                 f"Cannot send the data to a worker process: {error}. Pass functions defined at the "
                 "top level of a module to source.map, or use workers=0."
             ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         worker_pipe.close()
 
     def send(self, number: int) -> None:
@@ -119,8 +126,9 @@ class _Worker:
 
 def _serve(pipe: Any, maker: Maker) -> None:
     """Runs in the worker: creates the requested batches until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     # A batch is larger than the buffer of a pipe: while it waits to be fetched, the next is made.
     ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_send, args=(pipe, ready), daemon=True).start()

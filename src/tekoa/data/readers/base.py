@@ -8,7 +8,7 @@ modules in `batching` call it.
 import abc
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -109,6 +109,12 @@ class RowRequest(NamedTuple):
         """Creates a request for rows of the first epoch, independent of any run."""
         rows = np.asarray(rows, np.int64)
         return cls(rows=rows, epochs=np.zeros_like(rows))
+
+    def one_by_one(self) -> Iterator["RowRequest"]:
+        """Yields a request for each of the examples."""
+        for at in range(len(self.rows)):
+            one = slice(at, at + 1)
+            yield self._replace(rows=self.rows[one], epochs=self.epochs[one])
 
 
 class Reader(Protocol):
@@ -225,5 +231,15 @@ def as_array(value: Any) -> np.ndarray:
         cell = np.empty((), object)
         cell[()] = value
         return cell
-    array = np.asarray(value)
+    array = tensor_as_array(value) if hasattr(value, "detach") else np.asarray(value)
     return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def tensor_as_array(tensor: Any) -> np.ndarray:
+    """Returns a tensor of torch as an array, which shares its memory if possible."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":  # numpy does not have it.
+        import ml_dtypes
+
+        return tensor.float().numpy().astype(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -46,7 +46,7 @@ class ArrayReader(RandomAccess):
 
 def _common_length(arrays: Mapping[str, np.ndarray], name: str) -> int:
     if not arrays:
-        raise DataError(f"{name} contains no arrays.")
+        raise DataError(f"{name} contains no arrays. Pass at least one field, such as {{'x': x}}.")
     scalars = [key for key, array in arrays.items() if array.ndim == 0]
     if scalars:
         raise DataError(

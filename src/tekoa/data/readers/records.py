@@ -66,6 +66,8 @@ def read_tfrecords(paths: Sequence[str]) -> Reader:
 class TfRecordStream:
     """The records of TFRecord files, one file after the other."""
 
+    is_reusable = True
+
     def __init__(self, paths: Sequence[str]):
         self._paths = list(paths)
         n_bytes = sum(files.check_readable(path) for path in paths)

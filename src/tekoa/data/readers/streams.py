@@ -6,11 +6,23 @@ contains it and resuming costs nothing. Otherwise the stream is read again up to
 """
 
 import collections
+import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
+
 from tekoa.data.batching import stacking
 from tekoa.data.readers.base import DataError, Info, RowRequest, decode_row, describe
+
+_log = logging.getLogger("tekoa")
+
+# Whoever requests more rows than this asks for the length.
+_ALL_ROWS = 2**40
+# Of examples that are held to count those of an iterator, which can be read only once.
+_MAX_HELD_BYTES = 2**30
+_SECONDS_BETWEEN_LINES = 10
 
 
 class Cursor(Protocol):
@@ -29,6 +41,11 @@ class Stream(Protocol):
     @property
     def name(self) -> str:
         """One-line description that changes when the data does."""
+        ...
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether it can be opened more than once."""
         ...
 
     def open(self, state: Any) -> Cursor:
@@ -85,8 +102,10 @@ class StreamReader:
         return stacking.stack([self._decode_at(0, self._first)], self.name)
 
     def reach(self, n: int) -> int:
-        if self._length is None:
+        if self._length is None and n < _ALL_ROWS:
             self._read_to(n)
+        elif self._length is None:
+            (self._count if self._stream.is_reusable else self._hold_all)()
         return n if self._length is None else min(n, self._length)
 
     def gather(self, request: RowRequest) -> Any:
@@ -109,6 +128,8 @@ class StreamReader:
 
     def resume(self, anchor: Any) -> None:
         self._length = anchor["length"]
+        if anchor["state"] is None and anchor["place"] == self._low:
+            return  # Nothing after it was dropped. An iterator could not be read again.
         # An anchor without a state is at the start of an epoch.
         self._restart(anchor["place"], anchor["state"])
 
@@ -146,6 +167,43 @@ class StreamReader:
             self._buffer.append(element)
             self._head += 1
 
+    def _count(self) -> None:
+        """Sets the length, by a pass over the stream that keeps no examples."""
+        anchor = self.anchor((0, self._low))
+        cursor, n_read = self._stream.open(None), 0
+        next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+        while True:
+            try:
+                next(cursor)
+            except StopIteration:
+                break
+            n_read += 1
+            if time.monotonic() > next_line:
+                next_line += _SECONDS_BETWEEN_LINES
+                _log.warning(
+                    "Counting the examples of %s: %s so far. If it is endless, set a number of "
+                    "steps and no epochs.",
+                    self.name,
+                    f"{n_read:,}",
+                )
+        self.resume({**anchor, "length": n_read})
+
+    def _hold_all(self) -> None:
+        """Sets the length, by reading a stream that can be read only once to its end.
+
+        Raises:
+            DataError: If its examples need too much memory.
+        """
+        while self._length is None:
+            self._read_to(self._head + 1024)
+            n_held = self._head - self._low
+            if n_held * _n_bytes(self._first) > _MAX_HELD_BYTES:
+                raise DataError(
+                    f"{self.name} has more than {n_held:,} examples, or no end. It can be read "
+                    "only once, so they would all be held in memory to count them. Set a number "
+                    "of steps and no epochs, or pass a function that returns an iterator."
+                )
+
     def _end_epoch(self) -> bool:
         """Sets the length after the first epoch and returns True; else starts the next epoch."""
         if self._length is None:
@@ -161,8 +219,16 @@ class StreamReader:
         return False
 
 
+def _n_bytes(element: Any) -> int:
+    sizes = []
+    stacking.map_arrays(lambda leaf: sizes.append(np.asarray(leaf).nbytes), element)
+    return sum(sizes)
+
+
 class TfDataStream:
     """A `tf.data.Dataset`, read as numpy; its position is the number of elements read."""
+
+    is_reusable = True
 
     def __init__(self, dataset: Any):
         self._dataset = dataset
@@ -195,6 +261,7 @@ class PartOfStream:
 
     def __init__(self, base: Stream, *, limit: int | None, start: int, step: int):
         self._base, self._range = base, (limit, start, step)
+        self.is_reusable = base.is_reusable
         self.name = f"{base.name}, rows {start}::{step} up to {limit}"
 
     def open(self, state: Any) -> Cursor:

@@ -30,16 +30,31 @@ def read_csv(path: str) -> ArrayReader:
         _check_names(table.column_names)
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         if row := _INVALID_ROW.search(str(error)):
+            _check_separator(path)
             number, n_expected, n_fields, text = row.groups()
             raise DataError(
                 f"{path}, row {number}: {n_fields} fields where the header has {n_expected}: "
                 f"{text[:60]!r}. Correct or remove the row."
             ) from None
         raise DataError(f"Cannot read {path} as csv: {error}.") from None
+    if table.num_columns == 1:
+        _check_separator(path)
     for name in table.column_names:
         if pyarrow.types.is_binary(table.schema.field(name).type):
             raise _encoding_error(table.column(name), name, path)
-    return _table_reader(table, path)
+    return _table_reader(table, path, first_row=2)
+
+
+def _check_separator(path: str) -> None:
+    """Raises an error if the header has no commas, but another character between its names."""
+    with files.open_unpacked(path) as file:
+        header = file.readline(10_000).decode("utf-8", "replace")
+    for separator in ";\t|":
+        if separator in header and "," not in header:
+            raise DataError(
+                f"{path} separates its columns by {separator!r}. Save it with commas, or pass "
+                f"pandas.read_csv({path!r}, sep={separator!r}) as the data."
+            )
 
 
 def _encoding_error(column: Any, name: str, path: str) -> DataError:
@@ -66,7 +81,7 @@ def read_parquet(path: str) -> ArrayReader:
         table.validate(full=True)
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         raise DataError(f"Cannot read {path} as parquet: {error}.") from None
-    return _table_reader(table, path)
+    return _table_reader(table, path, first_row=1)
 
 
 def _check_names(names: list[str]) -> None:
@@ -75,20 +90,23 @@ def _check_names(names: list[str]) -> None:
         raise ValueError(f"several columns have the same name: {repeated}")
 
 
-def _table_reader(table: Any, path: str) -> ArrayReader:
+def _table_reader(table: Any, path: str, *, first_row: int) -> ArrayReader:
     if table.num_rows == 0:
         raise DataError(f"{path} has the columns {table.column_names}, but no rows.")
-    fields = {name: _column(table.column(name), name, path) for name in table.column_names}
+    fields = {
+        name: _column(table.column(name), name, path, first_row) for name in table.column_names
+    }
     return ArrayReader(fields, Path(path).name)
 
 
-def _column(column: Any, name: str, path: str) -> np.ndarray:
+def _column(column: Any, name: str, path: str, first_row: int) -> np.ndarray:
     """Converts a column to an array; lists of equal length become a second axis."""
     if column.null_count:
         at = next(i for i, value in enumerate(column) if not value.is_valid)
         raise DataError(
-            f"{path}, column {name!r}: row {at + 1} has no value ({column.null_count} in all). "
-            "Fill in the values or drop the rows."
+            f"{path}, column {name!r}: row {at + first_row} has no value ({column.null_count} in "
+            "all). Fill in the values, or drop the rows or the column; a pandas DataFrame can be "
+            "the data too."
         )
     values = column.to_numpy()
     if values.dtype != object or not isinstance(values[0], (np.ndarray, list)):

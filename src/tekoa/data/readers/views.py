@@ -1,7 +1,7 @@
 """Readers based on other readers: a part of the rows, a concatenation, mapped examples."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,17 +133,11 @@ class Mapped:
                     raise
                 self._is_ragged = True
         # Examples of different shapes, which the transform may make equal.
-        parts = [self._transform(one, self.base.gather(one)) for one in _one_by_one(request)]
+        parts = [self._transform(one, self.base.gather(one)) for one in request.one_by_one()]
         return stacking.stack([stacking.row(part, 0) for part in parts], "the mapped data")
 
     def first(self) -> Any:
         return self._transform(RowRequest.of_rows([0]), self.base.first())
-
-
-def _one_by_one(request: RowRequest) -> Iterator[RowRequest]:
-    for at in range(len(request.rows)):
-        one = slice(at, at + 1)
-        yield request._replace(rows=request.rows[one], epochs=request.epochs[one])
 
 
 # Transforms for `Mapped`; `functools.partial(transform, fn)` can be sent to worker processes.

@@ -17,9 +17,7 @@ from tekoa.data.text.vocabulary import Bytes, Tokenizer, Vocabulary, read_vocabu
 _BLOCK = 4096
 
 
-def documents(
-    data: Any, vocab: Vocabulary | Tokenizer | str | Path | None = None, *, field: str = "text"
-) -> Source:
+def documents(data: Any, vocab: Any = None, *, field: str = "text") -> Source:
     """Opens texts as documents: an example has the `tokens` of one text, with an end marker.
 
     Examples have different lengths, so they need `pack` or `bucket` before they form batches.
@@ -27,9 +25,10 @@ def documents(
 
     Args:
         data: Anything that `as_source` accepts, with text in `field`: text files, of which each
-            line is a document, .jsonl or .parquet files, a `datasets.Dataset`, ...
-        vocab: A vocabulary, its file, or the tokenizer.json of a Hugging Face tokenizer; None uses
-            bytes as tokens.
+            line is a document, .jsonl or .parquet files, a `datasets.Dataset`, a list such as
+            [{'text': 'to be'}], ... Strings are patterns of files.
+        vocab: A `Vocabulary` or its file; a tokenizer of the `tokenizers` package, a fast one of
+            `transformers`, or the path of its tokenizer.json; None uses bytes as tokens.
         field: The field of the text.
 
     Raises:
@@ -62,7 +61,9 @@ def documents(
 def _vocabulary(vocab: Any) -> Vocabulary | Tokenizer | Bytes:
     if vocab is None:
         return Bytes()
-    return read_vocabulary(vocab) if isinstance(vocab, (str, Path)) else vocab
+    if isinstance(vocab, (str, Path)):
+        return read_vocabulary(vocab)
+    return vocab if isinstance(vocab, (Vocabulary, Tokenizer, Bytes)) else Tokenizer(vocab)
 
 
 def _text(field: str, example: Any) -> dict[str, str]:

@@ -84,24 +84,30 @@ class Vocabulary:
 
 
 class Tokenizer:
-    """A tokenizer of the `tokenizers` package, read from its tokenizer.json.
+    """A tokenizer of the `tokenizers` package, or of `transformers` if it is a fast one.
 
     Special tokens are added to no text, except the end marker after each line. The markers are
     found by their usual names, such as `</s>`, `<|endoftext|>` or `[SEP]`.
+
+    Args:
+        source: The tokenizer, or the path of its tokenizer.json.
     """
 
-    def __init__(self, path: str | Path):
-        tokenizers = files.require("tokenizers", "tokenizers", f"Reading {path}")
-        content = files.read_bytes(path)
-        try:
-            self._tokenizer: Any = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # The package raises nothing more specific.
-            raise DataError(f"{path} is not the tokenizer.json of a tokenizer: {error}.") from None
+    def __init__(self, source: Any):
+        is_file = isinstance(source, (str, Path))
+        name = source if is_file else f"The {type(source).__name__}"
+        tokenizer = _read_tokenizer(source) if is_file else source
+        self._tokenizer: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not hasattr(self._tokenizer, "encode_batch_fast"):
+            raise DataError(
+                f"{name} is neither a vocabulary nor a tokenizer of the `tokenizers` package. Pass "
+                "one of these, or its file."
+            )
         self._size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         end_id = self._first_id(_END_NAMES)
         if end_id is None:
             raise DataError(
-                f"{path} has no token that marks the end of a text: none of {list(_END_NAMES)}. "
+                f"{name} has no token that marks the end of a text: none of {list(_END_NAMES)}. "
                 "Add one to its special tokens."
             )
         self.end_id, self.start_id = end_id, self._first_id(_START_NAMES)
@@ -132,6 +138,15 @@ class Tokenizer:
     def _first_id(self, names: Sequence[str]) -> int | None:
         ids = map(self._tokenizer.token_to_id, names)
         return next((number for number in ids if number is not None), None)
+
+
+def _read_tokenizer(path: str | Path) -> Any:
+    tokenizers = files.require("tokenizers", "tokenizers", f"Reading {path}")
+    content = files.read_bytes(path)
+    try:
+        return tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+    except Exception as error:  # The package raises nothing more specific.
+        raise DataError(f"{path} is not the tokenizer.json of a tokenizer: {error}.") from None
 
 
 class Bytes:
