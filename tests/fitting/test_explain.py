@@ -47,6 +47,9 @@ class TwoOutputs(linen.Module):
         ({"batch_size": 8.0}, "batch_size must be a whole number, or"),
         ({"batch_size": 100, "epochs": 1, "steps": None}, "Use a smaller batch_size"),
         ({"steps": None, "epochs": 1.5}, "epochs must be a whole number, got 1.5"),
+        ({"steps": 0}, "steps must be 1 or more, got 0"),
+        ({"data": lambda: 0}, "got function. Pass what it returns."),
+        ({"data": ((X[i], Y[i]) for i in range(24))}, "yields examples instead of batches"),
         ({"model": linen.Dense}, "Dense is a class"),
         ({"model": TwoOutputs()}, "float32[8,3], float32[], int32[8]"),
         (
@@ -77,9 +80,10 @@ def test_inputs_and_targets_must_be_a_pair():
     ids=["labels", "inputs"],
 )
 def test_data_that_cannot_be_learned_is_named_when_the_loss_is_not_finite(data, text):
-    with pytest.raises(NonFiniteError) as error:
-        fit(data=data, optimizer=optax.sgd(0.1), steps=3)
-    assert text in message(error)
+    for options in ({}, {"label_smoothing": 0.1}):
+        with pytest.raises(NonFiniteError) as error:
+            fit(data=data, optimizer=optax.sgd(0.1), steps=3, **options)
+        assert text in message(error)
 
 
 def test_one_hot_targets_train_and_measure_like_class_numbers():

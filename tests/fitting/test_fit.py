@@ -151,7 +151,10 @@ def test_a_fraction_is_held_out_for_validation():
         ({"loss": "mes"}, "There is no loss 'mes'"),
         ({"best": "accuracy"}, "needs validation data"),
         ({"best": "accuracy", "validation": TEST}, "pass directory="),
-        ({"best": "f1", "validation": TEST, "directory": "x"}, "'f1' is not one of the metrics"),
+        (
+            {"best": "f1", "validation": TEST, "directory": "x"},
+            "'f1' is not a metric of the validation",
+        ),
         ({"metrics": ["acc"]}, "There is no metric 'acc'"),
     ],
 )

@@ -39,9 +39,9 @@ def test_the_average_is_loaded_unless_the_last_weights_are_asked_for(run):
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_by_name(run):
-    with pytest.raises(errors.MismatchError, match=r"kernel: \(2, 1\) instead of \(3, 1\)"):
+    with pytest.raises(errors.MismatchError, match=r"kernel .*\[2,1\] -> float32\[3,1\]"):
         tekoa.load(run[0], nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
-    with pytest.raises(errors.MismatchError, match="bias: not in the model"):
+    with pytest.raises(errors.MismatchError, match=r"bias +unexpected"):
         tekoa.load(run[0], nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0)))
 
 
@@ -70,7 +70,6 @@ def test_a_module_with_random_keys_and_statistics_is_loaded(tmp_path):
         show_progress=False,
     )
     loaded, trained = tekoa.load(tmp_path, make()), result.model
-    loaded.eval(), trained.eval()
     np.testing.assert_array_equal(loaded(X), trained(X))
     assert nnx.state(loaded, nnx.RngKey) == nnx.state(trained, nnx.RngKey)
 
@@ -103,7 +102,7 @@ def test_weights_of_another_model_are_refused_if_init_needs_inputs(make, tmp_pat
         show_progress=False,
     )
     assert tekoa.load(tmp_path, make(3)) is not None
-    with pytest.raises(errors.MismatchError, match=r"\(2, 3\) instead of \(2, 4\)"):
+    with pytest.raises(errors.MismatchError, match=r"float32\[2,3\] -> float32\[2,4\]"):
         tekoa.load(tmp_path, make(4))
 
 
@@ -118,7 +117,7 @@ def test_a_linen_model_that_refuses_the_inputs_of_the_run_is_refused(tmp_path):
     writer(loop.next_step())
     writer.close()
     tekoa.load(tmp_path, model)(X)
-    with pytest.raises(errors.MismatchError, match=r"missing instead of|not in the model"):
+    with pytest.raises(errors.MismatchError, match=r"missing|unexpected|No parameter"):
         tekoa.load(tmp_path, linen.Dense(3))
     with pytest.raises(errors.MismatchError, match=r"cannot be initialised .*float32\[8,2\]"):
         tekoa.load(tmp_path, linen.Sequential([lambda x: x.reshape(-1, 7), linen.Dense(3)]))
@@ -146,3 +145,8 @@ def test_parameters_that_were_not_trained_are_loaded_too(model, tmp_path):
         loop.model_fns, params, variables, (X,), rng=jax.random.key(0), train=False
     )
     np.testing.assert_array_equal(tekoa.load(tmp_path, model)(X), outputs)
+
+
+def test_a_best_checkpoint_that_was_not_kept_is_named(tmp_path):
+    with pytest.raises(errors.StoreError, match="has no best checkpoint by 'f1'"):
+        tekoa.load(tmp_path, nnx.Linear(1, 1, rngs=nnx.Rngs(0)), best="f1")

@@ -75,3 +75,31 @@ def test_a_table_is_trained_on_and_predicted_with_its_column_of_text(tmp_path):
     )
     classes = [result.classes[i] for i in result.predict(str(path)).argmax(axis=1)]
     assert classes == ["no", "yes"] * 16
+
+
+def test_arrays_and_named_fields_can_replace_each_other(result):
+    expected = result.evaluate({"x": X, "y": 2 * X})
+    assert result.evaluate((X, 2 * X)) == expected
+    with pytest.raises(ValueError, match=r"pass evaluate\(\(x, y\)\)"):
+        result.evaluate(X)
+    options = {"loss": "mse", "optimizer": optax.adam(0.1), "epochs": 1, "show_progress": False}
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    other = tekoa.fit(model, (X, 2 * X), validation={"x": X, "y": 2 * X}, **options)
+    named = tekoa.fit(model, {"x": X, "y": 2 * X}, validation=(X, 2 * X), **options)
+    assert other.history["eval/loss"] == named.history["eval/loss"]
+    assert other.evaluate((X, 2 * X)) == other.evaluate()
+
+
+def test_a_frame_can_be_predicted():
+    import pandas
+
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 0] ** 2})
+    result = tekoa.fit(
+        nnx.Linear(2, 1, rngs=nnx.Rngs(0)),
+        (frame, frame["a"]),
+        loss="mse",
+        optimizer=optax.adam(0.1),
+        epochs=1,
+        show_progress=False,
+    )
+    np.testing.assert_array_equal(result.predict(frame), result.predict(frame.to_numpy()))

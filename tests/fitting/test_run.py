@@ -52,6 +52,29 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, capsys):
     assert all(by_step[row["step"]] == row for row in expected)
 
 
+def test_the_end_is_marked_only_while_all_steps_are_complete(tmp_path):
+    mark, seen = tmp_path / "run" / "train_end.json", []
+
+    def interrupt(checkpoint):
+        seen.append(mark.exists())
+        os.kill(os.getpid(), signal.SIGTERM)
+        return checkpoint
+
+    assert fit(directory=tmp_path / "run", epochs=1).is_complete
+    assert mark.exists()
+    assert not fit(directory=tmp_path / "run", epochs=8, callbacks=[interrupt]).is_complete
+    assert seen
+    assert not any(seen)
+    assert not mark.exists()
+
+
+def test_lines_of_steps_that_were_never_committed_are_dropped(tmp_path):
+    first = fit(directory=tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 54, "train/loss": 0.1}\n')
+    assert fit(directory=tmp_path / "run").history.rows == first.history.rows
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path, capsys):
     first = fit(directory=tmp_path / "run")
     again = fit(directory=tmp_path / "run", show_progress=True)
@@ -90,3 +113,11 @@ def test_stages_run_in_order_and_every_one_sees_the_validation(tmp_path, capsys)
     fit(validation=TEST, callbacks=[note], epochs=2, directory=tmp_path, show_progress=True)
     assert seen == [(6, True, False), (12, True, False)]
     assert "eval loss" in capsys.readouterr().err
+
+
+def test_a_finished_run_plans_no_optimizer(tmp_path, capsys):
+    for _ in range(2):
+        fit(directory=tmp_path, optimizer="auto", epochs=1, show_progress=True)
+    printed = capsys.readouterr().out
+    assert printed.count("planned for") == 1
+    assert "Nothing to do" in printed

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tekoa.core.loss.reduction import reported_loss
 from tekoa.extensions import best_files, early_stop, monitor, serial
 from tekoa.extensions.early_stop import Stopping
 from tekoa.fitting import metric_names
@@ -62,7 +63,7 @@ class Checks:
         """
         functions = metric_names.find_metrics(metrics, loss)
         if loss is not None:
-            functions = {"loss": _loss_alone(loss), **functions}
+            functions = {"loss": reported_loss(loss), **functions}
         requested = {"best": best, "patience": patience, "stop_when": stop_when}
         names = [f"{name}=" for name, value in requested.items() if value is not None]
         if names and not sets:
@@ -94,7 +95,10 @@ class Checks:
         data_set, _, metric = name.rpartition("/")
         if data_set not in self.sets or metric not in self.metrics:
             names = ["/".join(filter(None, (x, y))) for x in self.sets for y in self.metrics]
-            raise ValueError(f"{argument}={name!r} is not one of the metrics {', '.join(names)}.")
+            raise ValueError(
+                f"{argument}={name!r} is not a metric of the validation, which measures "
+                f"{', '.join(names)}. Name one of these, or add it to metrics=[...]."
+            )
 
     @property
     def batches(self) -> dict[str, Iterable[Any]]:
@@ -139,8 +143,13 @@ class Checks:
         """Returns the stages that validate, one for each data set."""
         stages = []
         for name, batches in self.batches.items() if self.metrics else ():
-            label = "/".join(filter(None, (_GROUP, name)))
-            evaluate = loop.evaluation(self.metrics, batches, label=label, stop_flag=loop.stop_flag)
+            evaluate = loop.evaluation(
+                self.metrics,
+                batches,
+                split=self.sets[name].split,
+                label="/".join(filter(None, (_GROUP, name))),
+                stop_flag=loop.stop_flag,
+            )
             stages.append((name, watch.timed("validation", evaluate)))
         return self.when_due(loop, stages)
 
@@ -174,16 +183,16 @@ class Checks:
 
 
 def _intervals(every: int | Mapping[str, int], sets: Mapping[str, Any]) -> dict[str, int]:
-    given = every if isinstance(every, Mapping) else dict.fromkeys(sets, every)
-    if unknown := sorted(set(given) - set(sets)):
+    intervals = every if isinstance(every, Mapping) else dict.fromkeys(sets, every)
+    if unknown := sorted(set(intervals) - set(sets)):
         raise ValueError(
             f"validate_every names {', '.join(unknown)}, but the validation data is "
             f"{', '.join(sets) or 'not set'}."
         )
-    for name, n in given.items():
+    for name, n in intervals.items():
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"validate_every must be a number from 1 up, got {n!r} {name}".strip())
-    return {name: given.get(name, 1) for name in sets}
+    return {name: intervals.get(name, 1) for name in sets}
 
 
 def _parts(name: str) -> tuple[str, str, str]:
@@ -194,16 +203,3 @@ def _parts(name: str) -> tuple[str, str, str]:
     """
     data_set, _, metric = name.rpartition("/")
     return data_set, "/".join(filter(None, (_GROUP, data_set))), metric
-
-
-def _loss_alone(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the loss to report: the metric "loss" that a loss function returns, or its value."""
-
-    def value(*args: Any) -> Any:
-        result = loss(*args)
-        has_metrics = isinstance(result, tuple) and len(result) == 2
-        if has_metrics and isinstance(result[1], Mapping):
-            return result[1].get("loss", result[0])
-        return result
-
-    return value

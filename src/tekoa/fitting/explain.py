@@ -114,7 +114,7 @@ def training_errors(
             yield
         except nonfinite.NonFiniteError as error:
             is_at_bad_batch = loop.checkpoint().data_state is not None
-            if loss is loss_names.cross_entropy and is_at_bad_batch:
+            if loss_names.is_cross_entropy(loss) and is_at_bad_batch:
                 _explain_labels(error, loop, train.split)
             raise
 

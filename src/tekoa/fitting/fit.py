@@ -21,6 +21,7 @@ from tekoa.fitting.data.dataset import Dataset, Names
 from tekoa.fitting.data.sets import as_datasets
 from tekoa.fitting.result import FitResult
 from tekoa.fitting.run import open_run
+from tekoa.fitting.settings import settings_of
 from tekoa.loop.task import TrainTask, check_count
 from tekoa.loop.train import TrainLoop
 from tekoa.sharding.layout import Layout
@@ -42,6 +43,7 @@ def fit(
     seed: int = 0,
     apply: Callable[..., Any] | None = None,
     unfreeze_at: Mapping[str, int] | None = None,
+    freeze_at: Mapping[str, int] | None = None,
     # The data.
     batch_size: Numbers = 32,
     inputs: Names | None = None,
@@ -94,6 +96,7 @@ def fit(
         apply: The function that runs the model, if `model` does not include it.
         unfreeze_at: Which parameters begin to train later, as for `TrainTask`: pattern to the
             number of steps before.
+        freeze_at: Which parameters train no longer after a number of steps, likewise.
         batch_size: Rows per batch; or by the number of steps after which they change:
             {0: 32, 1000: 64}. Evaluation uses the first number.
         inputs: Names of the fields that the model receives, if the data has named fields.
@@ -168,13 +171,15 @@ def fit(
         data=batches,
         apply=apply,
         unfreeze_at=unfreeze_at,
+        freeze_at=freeze_at,
         split=train.split,
         remat=remat,
         clip_norm=clip_norm,
         grad_noise=grad_noise,
     )
-    config = {"batch_size": batch_size, "optimizer": optimizer}
-    with open_run(directory, track=track, config=config, show_progress=show_progress) as run:
+    how = {"precision": precision, "ema": ema, "clip_norm": clip_norm, "grad_noise": grad_noise}
+    settings = settings_of(optimizer, loss=loss, batch_size=batch_size, **how)
+    with open_run(directory, track=track, settings=settings, show_progress=show_progress) as run:
         loop = TrainLoop(
             model=run.resumable(model),
             task=task,
@@ -217,7 +222,7 @@ def _plan(
         raise ValueError(f"Pass steps= or epochs=, not both; got {steps} and {epochs}.")
     if steps is None and epochs is None:
         epochs = 1
-    for name, value in (("epochs", epochs), ("seed", seed)):
+    for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)):
         if value is not None:
             check_count(name, value, 0 if name == "seed" else 1)
     batches, n_batches = dataset.train_batches(

@@ -53,7 +53,12 @@ class History:
     def __getitem__(self, name: str) -> list[float]:
         """Returns the values of one metric; NaN where a checkpoint has none."""
         if name not in self.columns:
-            raise KeyError(f"There is no metric {name!r}. There are {', '.join(self.columns)}.")
+            end = "/" + name.removeprefix("val_")
+            same = " or ".join(repr(column) for column in self.columns if column.endswith(end))
+            hint = f" Did you mean {same}?" if same else ""
+            raise KeyError(
+                f"There is no metric {name!r}.{hint} There are {', '.join(self.columns)}."
+            )
         values = (row.get(name) for row in self.rows)
         return [math.nan if value is None else float(value) for value in values]
 

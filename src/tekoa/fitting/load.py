@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,15 +10,13 @@ import jax.numpy as jnp
 
 from tekoa.bridges import any_model
 from tekoa.core import batch as batches
-from tekoa.core import trees
-from tekoa.core.model import UNTRAINED, ModelFns
-from tekoa.core.trees import PyTree
+from tekoa.core import objective
+from tekoa.core.model import ModelFns
+from tekoa.exchange import trained
 from tekoa.extensions import best_files
 from tekoa.fitting import metric_names
 from tekoa.store import errors
-from tekoa.store.read import load as load_lib
-
-_ITEMS = ("model_params", "model_state", "average", "carry")
+from tekoa.store.mirror import mirror
 
 
 def load(
@@ -53,85 +51,37 @@ def load(
     if best is not None:
         metric, mode = best if isinstance(best, tuple) else (best, metric_names.best_mode(best))
         path = pathlib.Path(best_files.best_dir(path, metric, "eval", mode))
-    loaded = load_lib.load_checkpoint(path, step=step, items=_ITEMS)
-    params = loaded["average"] if average and loaded.get("average") else loaded["model_params"]
-    variables = dict(loaded.get("model_state") or {})
-    if untrained := variables.pop(UNTRAINED, None):
-        params = trees.nest({**trees.named_leaves(untrained), **trees.named_leaves(params)})
-    if loaded.get("carry"):
-        variables["carry"] = loaded["carry"]
+        if not mirror.is_url(directory) and not path.exists():
+            raise errors.StoreError(
+                f"{directory} has no best checkpoint by {metric!r}. `fit` keeps one if it has "
+                f"validation data and best={metric!r}; 'loss' is the default."
+            )
     fns = any_model.as_model_fns(model, apply)
-    if fns.merge is not None:
-        fresh_params, fresh_variables = fns.init(jnp.zeros(2, jnp.uint32), ())
-        params = _like(fresh_params, params, path)
-        variables = _like(fresh_variables, variables, path)
-    else:
-        _check_model(fns, params, variables, loaded["meta"].get("inputs"), path)
-    return any_model.as_object(model, fns, params, variables)
+    weights = _for_model(trained.read(path, step=step, average=average), fns, path)
+    variables = objective.merge_carry(weights.variables, weights.carry)
+    arrays = jax.tree.map(jnp.asarray, (weights.params, variables))
+    return any_model.as_object(model, fns, *arrays)
 
 
-def _check_model(
-    fns: ModelFns, params: PyTree, variables: PyTree, inputs: Any, path: pathlib.Path
-) -> None:
-    """Compares the weights with those that the model creates for the inputs of its training.
-
-    Args:
-        fns: The model, whose weights depend on its inputs.
-        params: The weights that were read.
-        variables: The other collections that were read.
-        inputs: The recorded shapes of the inputs; checkpoints of earlier versions have none.
-        path: Where the weights come from.
+def _for_model(weights: trained.Trained, fns: ModelFns, path: pathlib.Path) -> trained.Trained:
+    """Returns the weights in the structure of the model, which the recorded inputs determine.
 
     Raises:
-        errors.MismatchError: If names or shapes differ.
+        errors.MismatchError: If they do not fit the model.
     """
-    if inputs is None:
-        return
+    # An NNX or Equinox module has its weights already. Checkpoints of earlier versions have no
+    # inputs.
+    if fns.merge is None and weights.inputs is None:
+        return weights
+    inputs = () if fns.merge is not None else batches.shapes_from_json(weights.inputs)
     try:
-        fresh = jax.eval_shape(fns.init, jax.random.key(0), batches.shapes_from_json(inputs))
+        return trained.for_model(weights, fns, inputs, what=f"{path}: the checkpoint", cast=True)
+    except errors.MismatchError:
+        raise
     except jax.errors.JAXTypeError:
-        return  # The model's init needs values, not only shapes.
+        return weights  # The model's init needs values, not only shapes.
     except Exception as error:
         raise errors.MismatchError(
-            f"{path}: the model cannot be initialised with the inputs of the run, {inputs}: {error}"
+            f"{path}: the model cannot be initialised with the inputs of the run, "
+            f"{weights.inputs}: {error}"
         ) from error
-    _check_same(trees.flatten_named(fresh[0]), trees.flatten_named(params), path)
-    expected, others = (
-        # The carry has one row per example of a batch, on all hosts.
-        trees.flatten_named({name: tree for name, tree in rest.items() if name != "carry"})
-        for rest in (fresh[1], variables)
-    )
-    _check_same(expected, others, path)
-
-
-def _like(fresh: PyTree, loaded: PyTree, path: pathlib.Path) -> PyTree:
-    """Returns loaded arrays in the structure of fresh ones, after comparing names and shapes."""
-    arrays = trees.flatten_named(loaded)
-    _check_same(trees.flatten_named(fresh), arrays, path)
-
-    def as_fresh(name: trees.Name, leaf: Any) -> jax.Array:
-        array = jnp.asarray(arrays["/".join(name)])
-        is_key = trees.is_key(leaf)
-        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if is_key else array
-
-    return trees.map_named(as_fresh, fresh)
-
-
-def _check_same(expected: Mapping[str, Any], arrays: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Raises if the names or shapes of two trees differ."""
-    wrong = [
-        f"{name}: {jnp.shape(arrays[name]) if name in arrays else 'missing'} instead of {shape}"
-        for name, shape in ((name, _stored_shape(leaf)) for name, leaf in expected.items())
-        if name not in arrays or jnp.shape(arrays[name]) != shape
-    ]
-    wrong += [f"{name}: not in the model" for name in arrays.keys() - expected.keys()]
-    if wrong:
-        raise errors.MismatchError(
-            f"{path}: the checkpoint does not fit the model: {'; '.join(sorted(wrong)[:8])}."
-        )
-
-
-def _stored_shape(leaf: Any) -> tuple[int, ...]:
-    """Returns the shape of the array that a leaf is stored as; random keys are words."""
-    is_key = trees.is_key(leaf)
-    return jax.eval_shape(jax.random.key_data, leaf).shape if is_key else jnp.shape(leaf)

@@ -45,6 +45,11 @@ def of_two_arrays(function: Loss) -> Loss:
                 f"outputs of the model, followed by the targets, are: {shapes}. Pass a function "
                 "that accepts all of these instead of the name."
             )
+        if arrays[1].ndim == 0:
+            raise ValueError(
+                f"The targets are a single number, {arrays[1].dtype}: the data yields examples "
+                "instead of batches. Yield batches, or pass arrays or a list of the examples."
+            )
         return function(*arrays, **options)
 
     return call
@@ -165,11 +170,17 @@ def find_loss(
 def _regularized(label_smoothing: float, z_loss: float) -> Loss:
     cross_entropies.check_options(label_smoothing, z_loss)
 
+    @functools.wraps(cross_entropy)
     def regularized(logits: jax.Array, labels: jax.Array) -> tuple[Mean, dict[str, Mean]]:
         options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
         return cross_entropy(logits, labels, **options), {"loss": cross_entropy(logits, labels)}
 
     return regularized
+
+
+def is_cross_entropy(loss: Any) -> bool:
+    """Whether a loss is "cross_entropy", with or without options."""
+    return loss is cross_entropy or getattr(loss, "__wrapped__", None) is cross_entropy
 
 
 def same_shape(what: str, outputs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:

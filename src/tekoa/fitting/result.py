@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -95,21 +95,25 @@ class FitResult:
         functions = self.checks.metrics
         if metrics is not None:
             functions = metric_names.find_metrics(metrics, self.checks.loss)
-        dataset, sets = self.data, self.checks.batches
+        dataset, sets = self.data, self.checks.sets
         if data is not None:
             dataset = self._dataset(data, self.data.targets)
-            sets = {"": dataset.eval_batches(self.checks.batch_size)}
+            if self.data.has_targets and dataset.is_pair and not dataset.has_targets:
+                raise ValueError("The metrics need targets: pass evaluate((x, y)).")
+            sets = {"": dataclasses.replace(dataset, split=self.data.split_of(dataset))}
         if not sets:
             raise ValueError("There is no validation data: pass evaluate(data).")
-        checkpoint = self.loop.checkpoint()
         with explain.compared_shapes(self.data, dataset, "This data"):
             return {
                 "/".join(filter(None, (name, metric))): value
-                for name, batches in sets.items()
-                for metric, value in self.loop.evaluation(functions, batches)(checkpoint)
-                .metrics["eval"]
-                .items()
+                for name, part in sets.items()
+                for metric, value in self._measure(functions, part).items()
             }
+
+    def _measure(self, metrics: Mapping[str, Any], data: Dataset) -> dict[str, float]:
+        batches = data.eval_batches(self.checks.batch_size)
+        evaluate = self.loop.evaluation(metrics, batches, split=data.split)
+        return dict(evaluate(self.loop.checkpoint()).metrics["eval"])
 
     def predict(self, data: Any) -> Any:
         """Returns the outputs of the model for every row, as numpy arrays.
@@ -130,6 +134,8 @@ class FitResult:
         return jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
 
     def _dataset(self, data: Any, targets: Names | None) -> Dataset:
+        if self.data.is_pair and forms.is_frame(data):
+            data = forms.matrix_of(data)
         is_named = self.data.inputs is not None and not forms.is_arrays(data)
         if not is_named:
             dataset = forms.as_dataset(data, classes=self.data.classes)

@@ -13,6 +13,7 @@ from tekoa.extensions import tensorboard as tensorboard_lib
 from tekoa.extensions.early_stop import Stopping
 from tekoa.extensions.trackers.tracker import Tracker
 from tekoa.fitting import explain
+from tekoa.fitting import settings as settings_lib
 from tekoa.fitting.checks import Checks
 from tekoa.fitting.history import History
 from tekoa.hosts import signals
@@ -28,6 +29,7 @@ class Run:
 
     Attributes:
         directory: Where its files are, or None.
+        settings: The settings of this start.
         show_progress: As for `fit`.
         stop_flag: Set by Ctrl-C and SIGTERM.
         trackers: Receive the metrics of every checkpoint.
@@ -37,6 +39,7 @@ class Run:
     """
 
     directory: pathlib.Path | None
+    settings: Mapping[str, Any]
     show_progress: bool
     stop_flag: signals.StopFlag
     trackers: Sequence[serial.Stage]
@@ -110,6 +113,10 @@ class Run:
                 print(f"Nothing to do: {why}.")
             self.is_complete = True
             return
+        if self.directory is not None and self.show_progress and loop.step:
+            lines = settings_lib.changes(self.directory, self.settings, loop.facts)
+            title = [f"Changed at step {loop.step}, since the last start:"] if lines else []
+            print(*title, *lines, sep="\n  ", end="\n" if lines else "")
         for checkpoint in loop:
             process(checkpoint)
         for stopping in stoppings:
@@ -136,7 +143,7 @@ def open_run(
     directory: str | os.PathLike[str] | None,
     *,
     track: str | Tracker | Sequence[str | Tracker] = (),
-    config: Mapping[str, Any],
+    settings: Mapping[str, Any],
     show_progress: bool = True,
 ) -> Iterator[Run]:
     """Opens a run; at the end its files are complete, and the trackers are closed.
@@ -144,7 +151,7 @@ def open_run(
     Args:
         directory: As for `fit`. If it is a URL, the run has a working copy of it.
         track: As for `fit`.
-        config: Settings that trackers record.
+        settings: Recorded in `run.json` and by trackers.
         show_progress: As for `fit`.
     """
     with contextlib.ExitStack() as outer:
@@ -152,17 +159,18 @@ def open_run(
         with signals.stop_flag() as stop_flag, contextlib.ExitStack() as stack:
             # Closed after the writer, when the last step is committed.
             trackers = [
-                item if isinstance(item, Tracker) else Tracker(item, path, config=config)
+                item if isinstance(item, Tracker) else Tracker(item, path, config=settings)
                 for item in ([track] if isinstance(track, str | Tracker) else track)
             ]
             for tracker in trackers:
                 stack.enter_context(contextlib.closing(tracker))
             run = Run(
                 directory=path,
+                settings=settings,
                 show_progress=show_progress,
                 stop_flag=stop_flag,
                 trackers=trackers,
-                writers=[] if path is None else [_writer(path, stack)],
+                writers=[] if path is None else [_writer(path, settings, stack)],
             )
             yield run
         if path is not None and run.is_complete and hosts.current().is_writer:
@@ -170,10 +178,11 @@ def open_run(
 
 
 def _writer(
-    directory: pathlib.Path, stack: contextlib.ExitStack
+    directory: pathlib.Path, settings: Mapping[str, Any], stack: contextlib.ExitStack
 ) -> checkpoint_files.CheckpointFileWriter:
     """Opens the checkpoint writer; a second trainer of the directory is refused here."""
     writer = checkpoint_files.CheckpointFileWriter(directory)
+    writer.settings = dict(settings)
     if hosts.current().is_writer:
         run_record.remove_end(directory)
     return stack.enter_context(contextlib.closing(writer))

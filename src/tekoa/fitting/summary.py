@@ -68,7 +68,7 @@ class ModelSummary:
         lines.append(f"{self.n_params:,} parameters, {_bytes_text(self.n_bytes)}")
         if self.n_variable_bytes:
             lines.append(f"Other variables: {_bytes_text(self.n_variable_bytes)}")
-        lines.append(f"Outputs for {self.n_rows} rows: {self.outputs}")
+        lines.append(f"Outputs for {self.n_rows} rows: {self.outputs.removeprefix('batch ')}")
         lines.append(f"Forward pass: {self.flops / self.n_rows:,.4g} FLOPs per row")
         return "\n".join(lines)
 
@@ -101,7 +101,7 @@ def summary(
     bias       (2,)    float32  2
     kernel     (4, 2)  float32  8
     10 parameters, 40 B
-    Outputs for 8 rows: batch float32[8,2]
+    Outputs for 8 rows: float32[8,2]
     Forward pass: 18 FLOPs per row
     """
     if hasattr(batch, "shape"):

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from tekoa import DataError
-from tekoa.data import as_source
+from tekoa.data import Source, as_source
+from tekoa.data.readers.memory import ArrayReader
 from tekoa.fitting.data import classes, forms
 
 
@@ -20,6 +21,14 @@ def test_arrays_of_text_are_numbered_too():
     np.testing.assert_array_equal(targets, [2, 0, 1])
     with pytest.raises(DataError, match="has the classes fir, which the training data does not"):
         forms.as_dataset((x, np.array(["fir", "ash", "elm"])), classes=dataset.classes)
+
+
+def test_data_that_names_its_classes_is_numbered_as_the_training_data():
+    """As with folders of images, of which validation may have fewer."""
+    reader = ArrayReader({"label": np.array([0, 1, 1])}, "folders", facts={"classes": ["b", "c"]})
+    source, names = classes.encode_classes(Source(reader), "label", ["a", "b", "c"])
+    assert names == ["a", "b", "c"]
+    assert [int(example["label"]) for example in source] == [1, 2, 2]
 
 
 def test_text_targets_become_class_numbers(tmp_path):

@@ -60,8 +60,18 @@ def test_columns_of_numbers_become_one_matrix():
 def test_text_is_no_input(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("name,size,kind\na,1,0\nb,2,1\n")
-    with pytest.raises(DataError, match=r"\['name'\] hold text and cannot be inputs"):
+    with pytest.raises(DataError, match=r"\['name'\] hold text.*such as inputs=\['size'\]"):
         forms.as_dataset(str(path), targets="kind")
+
+
+def test_text_that_is_neither_input_nor_target_is_left_out(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("name,size,kind\na,1,pear\nb,2,apple\n")
+    dataset = forms.as_dataset(str(path), inputs=["size"], targets="kind")
+    batches, _ = dataset.train_batches(batch_size=2, epochs=1, seed=0, shuffle=False)
+    batch = next(iter(batches))
+    assert batch.keys() == {"size", "kind"}
+    np.testing.assert_array_equal(batch["kind"], [1, 0])
 
 
 def test_a_data_frame_is_a_table_of_columns():
@@ -87,3 +97,25 @@ def test_a_mistyped_or_missing_target_is_named():
         forms.as_dataset(table, targets="kid")
     with pytest.raises(DataError, match=r"Name the one to predict, such as targets='kind'"):
         forms.as_dataset(table)
+
+
+def test_a_list_of_names_is_a_matrix_also_if_it_has_one_name():
+    table = {"width": X[:, 0], "kind": Y}
+    for options in ({"inputs": ["width"], "targets": "kind"}, {"targets": "kind"}):
+        assert_rows(first_batch(forms.as_dataset(table, **options))[0], X[:4, :1], Y[:4])
+
+
+def test_a_pair_of_frames_is_a_pair_of_arrays():
+    import pandas
+
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "name": list("abcdefghij"), "kind": Y})
+    pair = (frame[["a", "b"]], frame["kind"])
+    assert_rows(first_batch(forms.as_dataset(pair))[0], X[:4], Y[:4])
+    with pytest.raises(DataError, match="columns name hold no numbers"):
+        forms.as_dataset((frame[["a", "name"]], frame["kind"]))
+
+
+@pytest.mark.parametrize("make", [lambda x, y: (x, y), lambda x, y: {"x": x, "y": int(y)}])
+def test_a_list_of_examples_is_batched(make):
+    examples = [make(x, y) for x, y in zip(X, Y, strict=True)]
+    assert_rows(first_batch(forms.as_dataset(examples))[0], X[:4], Y[:4])

@@ -24,6 +24,7 @@ class Dataset:
         inputs: Names of the input fields, if the fields have names.
         targets: Names of the target fields, if the fields have names.
         classes: The names of the classes, if the targets are text.
+        is_pair: Whether the data was passed as arrays, whose fields have no names.
     """
 
     source: Source | None = None
@@ -32,6 +33,17 @@ class Dataset:
     inputs: Names | None = None
     targets: Names | None = None
     classes: Sequence[str] | None = None
+    is_pair: bool = False
+
+    def split_of(self, other: "Dataset") -> objective.Split:
+        """Returns how batches of other data are separated: like those of this data.
+
+        Arrays have their inputs and targets in known places, so they fit to data with names, and
+        the other way round.
+        """
+        if other.is_pair or (self.is_pair and other.inputs is not None):
+            return other.split
+        return self.split
 
     def train_batches(
         self, *, batch_size: Numbers, epochs: int | None, seed: int, shuffle: bool
@@ -70,6 +82,11 @@ class Dataset:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the fields of an example; empty if the data consists of ready batches."""
         return {} if self.source is None else dict(self.source.info.shapes)
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether an example is known to have targets."""
+        return self.targets is not None or any(name.startswith("targets") for name in self.shapes)
 
     def only_inputs(self) -> "Dataset":
         """Returns the data without fields that the model does not receive, such as text."""

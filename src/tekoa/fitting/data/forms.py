@@ -1,5 +1,6 @@
 """Converts data in any form that users have to a `Dataset`."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -37,10 +38,11 @@ def as_dataset(
         TypeError: If the data has no usable form.
         DataError: If a field does not exist.
     """
+    data = _without_frames(data)
     if is_arrays(data):
         data = data if isinstance(data, tuple) else (data, ())
         return _dataset_of_arrays(data, inputs, targets, classes)
-    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # A DataFrame.
+    if is_frame(data):
         data = {str(name): np.asarray(data[name]) for name in data.columns}
     if _has_examples(data):
         return _dataset_of_fields(as_source(data), inputs, targets, classes)
@@ -50,14 +52,44 @@ def as_dataset(
             "np.asarray(y))."
         )
     if not isinstance(data, Iterable):
+        hint = " Pass what it returns." if callable(data) else ""
         raise TypeError(
             f"data must be arrays, a pattern, a Source or an iterable of batches, got "
-            f"{type(data).__name__}: {data!r:.60}"
+            f"{type(data).__name__}.{hint}"
         )
     split = batch_lib.split_batch
     if inputs is not None or targets is not None:
         split = _named_split(inputs, targets)
     return Dataset(ready=data, split=split, inputs=inputs, targets=targets)
+
+
+def is_frame(value: Any) -> bool:
+    """Whether a value is a DataFrame."""
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+def _without_frames(data: Any) -> Any:
+    """Returns a pair with its DataFrames and Series as arrays; other data unchanged."""
+    if not isinstance(data, tuple) or len(data) != 2:
+        return data
+    return tuple(matrix_of(part) if hasattr(part, "to_numpy") else part for part in data)
+
+
+def matrix_of(frame: Any) -> np.ndarray:
+    """Returns the values of a DataFrame or Series as an array.
+
+    Raises:
+        DataError: If some columns of a DataFrame are not numbers.
+    """
+    values = frame.to_numpy()
+    if is_frame(frame) and values.dtype.kind not in "biuf":
+        kinds = {str(name): np.asarray(frame[name]).dtype.kind for name in frame.columns}
+        text = [name for name, kind in kinds.items() if kind not in "biuf"]
+        raise DataError(
+            f"The columns {messages.some_of(text)} hold no numbers and cannot be inputs. Leave "
+            "them out, or encode them as numbers."
+        )
+    return values
 
 
 def is_array(value: Any) -> bool:
@@ -84,8 +116,15 @@ def _has_examples(data: Any) -> bool:
     if huggingface.is_dataset(data):
         return True
     if isinstance(data, (list, tuple)):
-        return bool(data) and all(isinstance(item, (str, pathlib.Path)) for item in data)
+        is_paths = all(isinstance(item, (str, pathlib.Path)) for item in data)
+        return bool(data) and (is_paths or _is_example(data[0]))
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def _is_example(item: Any) -> bool:
+    """Whether an item of a list is an example, such as an image and its class, and no batch."""
+    leaves = jax.tree.leaves(item) if isinstance(item, (tuple, Mapping)) else []
+    return any(np.ndim(leaf) == 0 for leaf in leaves)
 
 
 def _dataset_of_arrays(
@@ -104,7 +143,7 @@ def _dataset_of_arrays(
         fields |= {name if len(part) == 1 else f"{name} {i:03d}": x for i, x in enumerate(part)}
     source, classes = encode_classes(as_source(fields), "targets", classes)
     _ = source.info  # Reads an example: unknown classes are reported now.
-    return Dataset(source=source, split=split, classes=classes)
+    return Dataset(source=source, split=split, classes=classes, is_pair=True)
 
 
 def _dataset_of_fields(
@@ -134,11 +173,24 @@ def _dataset_of_fields(
         ]
         if text := sorted(names - used - set(inputs)):
             raise DataError(
-                f"The fields {text} hold text and cannot be inputs. Pass inputs=, with the names "
-                "of the fields to use."
+                f"The fields {text} hold text and cannot be inputs. Name the fields to use, such "
+                f"as inputs={inputs}."
             )
+    used = {*as_names(inputs), *as_names(targets)}
+    if unused := tuple(n for n, dtype in dtypes.items() if dtype.kind in "OUS" and n not in used):
+        source = source.map_batch(_Without(unused))
     split = _named_split(inputs, targets)
     return Dataset(source=source, split=split, inputs=inputs, targets=targets, classes=classes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Without:
+    """Removes fields from a batch; can be sent to a process."""
+
+    fields: tuple[str, ...]
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in batch.items() if name not in self.fields}
 
 
 def _check_names(inputs: Names | None, targets: Names | None, fields: Iterable[str]) -> None:
@@ -159,19 +211,25 @@ def _named_split(
         chosen_inputs = inputs
         if chosen_inputs is None:
             chosen_inputs = [name for name in batch if name not in as_names(targets)]
-        return _select(batch, chosen_inputs), _select(batch, targets)
+        return _select(batch, chosen_inputs, least=1), _select(batch, targets, least=2)
 
     return split
 
 
-def _select(batch: Any, names: Names | None) -> tuple[Any, ...]:
-    """Returns the named fields; several fields of one number per row become one matrix."""
+def _select(batch: Any, names: Names | None, *, least: int) -> tuple[Any, ...]:
+    """Returns the named fields; a list of fields of one number per row becomes a matrix.
+
+    Args:
+        batch: The batch.
+        names: The name of one field, or a list of names.
+        least: The smallest number of fields that become a matrix.
+    """
     if names is None:
         return ()
     if isinstance(names, str):
         return (batch[names],)
     fields = tuple(batch[name] for name in names)
-    if len(fields) > 1 and all(field.ndim == 1 for field in fields):
+    if len(fields) >= least and all(field.ndim == 1 for field in fields):
         stack = np.stack if isinstance(fields[0], np.ndarray) else jax.numpy.stack
         return (stack([field.astype(np.float32) for field in fields], axis=1),)
     return fields

@@ -38,10 +38,10 @@ def as_datasets(
     sets = validation if _is_sets(validation, data) else {"": validation}
     datasets = {}
     for name, part in sets.items():
-        datasets[name] = forms.as_dataset(
-            part, inputs=inputs, targets=targets, classes=train.classes
-        )
-        check_images(train, datasets[name])
+        names = {} if forms.is_arrays(part) else {"inputs": inputs, "targets": targets}
+        dataset = forms.as_dataset(part, **names, classes=train.classes)
+        check_images(train, dataset)
+        datasets[name] = dataclasses.replace(dataset, split=train.split_of(dataset))
     return train, datasets
 
 
