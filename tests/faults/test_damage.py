@@ -101,7 +101,7 @@ def test_all_steps_damaged_is_an_error_and_changes_nothing(launch, figure, tmp_p
         with pytest.raises(errors.NothingUsableError, match=r"(?s)step 3.*step 2.*step 1"):
             store.restore(tmp_path, target)
     process = launch("trainer.py", tmp_path)
-    code, facts, _ = process.wait(20)
+    code, facts, _ = process.wait()
     assert (code, facts[0]["event"]) == (65, "refused")
     assert snapshot() == before
     figure(exit_code=code, bytes_changed=0)

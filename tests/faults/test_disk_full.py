@@ -31,13 +31,13 @@ def check(result, figure):
 def test_full_disk_is_reported_and_survived(launch, figure, tmp_path):
     mount = f'mount -t tmpfs -o size=80m tmpfs {tmp_path} && exec "$@"'
     prefix = ["unshare", "-m", "sh", "-c", mount, "sh"]
-    code, facts, errors = launch("disk_full.py", tmp_path, "full", prefix=prefix).wait(60)
+    code, facts, errors = launch("disk_full.py", tmp_path, "full", prefix=prefix).wait()
     assert code == 0, errors
     check(facts[0], figure)
     assert "RESOURCE_EXHAUSTED" in facts[0]["report"] or "No space" in facts[0]["report"]
 
 
 def test_limit_on_file_size_is_reported_and_survived(launch, figure, tmp_path):
-    code, facts, errors = launch("disk_full.py", tmp_path, "limit").wait(60)
+    code, facts, errors = launch("disk_full.py", tmp_path, "limit").wait()
     assert code == 0, errors
     check(facts[0], figure)

@@ -28,13 +28,13 @@ def check(result, n_kills, directory, figure):
 @pytest.mark.slow
 def test_fifty_kills_at_random_moments(launch, figure, tmp_path):
     process = launch("kills.py", tmp_path, 50)
-    code, (result,), errors = process.wait(120)
+    code, (result,), errors = process.wait()
     assert code == 0, errors
     check(result, 50, tmp_path, figure)
 
 
 def test_kill_at_every_named_point(launch, figure, tmp_path):
     process = launch("kills.py", tmp_path, 7, POINTS.replace(" ", ","))
-    code, (result,), errors = process.wait(60)
+    code, (result,), errors = process.wait()
     assert code == 0, errors
     check(result, 7, tmp_path, figure)

@@ -137,6 +137,13 @@ def test_the_server_has_conditional_writes(url):
     assert objects.read("none") is None
 
 
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+def test_a_deleted_bucket_is_no_other_writer(url):
+    objects = Objects(url.replace("bucket", "missing"))
+    with pytest.raises(errors.UnreachableError, match="bucket 'missing' does not exist"):
+        objects.put("a", b"2", replaces='"1"')
+
+
 def test_a_server_that_ignores_conditions_is_refused(monkeypatch):
     server = object_stores.Google(has_conditions=False)
     try:

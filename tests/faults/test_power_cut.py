@@ -12,7 +12,7 @@ from tekoa.store.commit import durable
 def test_every_file_and_directory_is_synced_before_the_rename(launch, figure, tmp_path):
     log, run = tmp_path / "log", tmp_path / "run"
     prefix = ["strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync,rename,write", "-o", log]
-    code, _, errors = launch("trainer.py", run, "--steps", 1, prefix=prefix).wait(60)
+    code, _, errors = launch("trainer.py", run, "--steps", 1, prefix=prefix).wait()
     assert code == 0, errors
     lines = log.read_text().splitlines()
     commit = re.compile(r'rename\("[^"]*/checkpoint_1\.tmp-[0-9a-f]{32}", ')

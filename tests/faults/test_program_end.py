@@ -13,7 +13,7 @@ def test_a_save_in_flight_is_committed_when_the_program_ends(launch, figure, tmp
             directory = tmp_path / f"{end}_{size}"
             args = ["--steps", 1, "--size", size, "--end", end]
             program = launch("trainer.py", directory, *args)
-            assert program.wait(30)[0] == code
+            assert program.wait()[0] == code
             assert [path.name for path in directory.iterdir()] == ["checkpoint_1"]
             slowest = max(slowest, program.seconds)
     figure({"slowest_seconds": round(slowest, 1)}, programs=6, committed=6, hung=0)
@@ -21,7 +21,7 @@ def test_a_save_in_flight_is_committed_when_the_program_ends(launch, figure, tmp
 
 def test_a_save_that_does_not_finish_in_time_sets_the_exit_code_and_a_message(launch, tmp_path):
     args = ["--steps", 1, "--size", 20_000_000, "--end", "just_end", "--grace", 0.001]
-    code, _, errors = launch("trainer.py", tmp_path, *args).wait(10)
+    code, _, errors = launch("trainer.py", tmp_path, *args).wait()
     assert code == 74
     assert "0.001 seconds" in errors
     assert not (tmp_path / "checkpoint_1").exists()

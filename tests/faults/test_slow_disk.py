@@ -34,7 +34,7 @@ def disk(shim, tmp_path):
 
 def run(launch, disk, *args):
     program = launch("slow_disk.py", disk["TEKOA_DISK"], *args, env=disk)
-    code, (facts,), errors = program.wait(120)
+    code, (facts,), errors = program.wait()
     assert code == 0, errors
     return facts
 

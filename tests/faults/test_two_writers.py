@@ -41,10 +41,10 @@ def test_second_trainer_refuses_and_the_first_is_unharmed(launch, figure, tmp_pa
     first = launch("trainer.py", tmp_path, "--steps", 40, "--sleep", 0.05, "--keep", 2)
     assert first.read()["event"] == "start"
     second = launch("trainer.py", tmp_path, "--steps", 100)
-    code, facts, _ = second.wait(10)
+    code, facts, _ = second.wait()
     assert code == 73
     assert f"process {first.popen.pid}" in facts[0]["message"]
-    first_code, first_facts, errors = first.wait(30)
+    first_code, first_facts, errors = first.wait()
     assert (first_code, first_facts[-1]["event"]) == (0, "end")
     assert "failed" not in errors
     figure({"seconds_to_refuse": round(second.seconds, 1)}, exit_code=code, failed_saves_of_first=0)
@@ -57,11 +57,11 @@ def test_zombie_writer_can_neither_commit_nor_delete(launch, figure, tmp_path):
     stop_between_changes(first.popen, tmp_path)
     (tmp_path / lease.NAME).unlink()
     second = launch("trainer.py", tmp_path, "--steps", 20, "--keep", 3, "--end", "just_end")
-    assert second.wait(20)[0] == 0
+    assert second.wait()[0] == 0
     before = contents(tmp_path)
     assert paths.list_steps(tmp_path) == [18, 19, 20]
     first.popen.send_signal(signal.SIGCONT)
-    code, _, _ = first.wait(20)
+    code, _, _ = first.wait()
     assert code == 73
     assert contents(tmp_path).items() == before.items()
     figure(steps_changed_by_the_zombie=0)

@@ -246,6 +246,17 @@ def test_damaged_step_of_an_earlier_run_is_quarantined_and_saved_again(tmp_path)
     assert len(list(tmp_path.glob("checkpoint_1.bad-*"))) == 1
 
 
+def test_a_restore_quarantines_newer_damaged_steps(tmp_path):
+    with store.Store(tmp_path, keep=[store.KeepLast(9)]) as writer:
+        for step in (1, 2):
+            writer.save(step, {"x": jnp.full(2, step)})
+    (tmp_path / "checkpoint_2" / "tekoa.json").write_text("{}")
+    with store.Store(tmp_path) as writer:
+        assert writer.restore({"x": jnp.zeros(2, int)}).step == 1
+        assert writer.steps() == [1]
+    assert len(list(tmp_path.glob("checkpoint_2.bad-*"))) == 1
+
+
 def test_steps_that_are_set_aside_no_longer_count(tmp_path):
     with store.Store(tmp_path, keep=[store.KeepLast(9)]) as writer:
         for step in (1, 2, 3):

@@ -492,7 +492,7 @@ def flag_list(scratch):
         name = next(iter(arguments), "")
         return (
             not any(text.startswith(("/", "~")) or ".." in text for text in texts)
-            and not slow & set(config.given)
+            and not slow & set(config.set_flags)
             and name in {c[0] for c in COMMANDS}
             # Most commands that run a model compile it.
             and (name in ("inspect", "page", "convert", "models") or next(count) % 50 == 0)

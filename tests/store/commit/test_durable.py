@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import stat
 import zlib
 
 import pytest
@@ -66,6 +67,27 @@ def test_replace_keeps_the_old_file_when_writing_fails(tmp_path, monkeypatch):
         durable.replace(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("sync", "expected"), [(True, ["file", "rename", "directory"]), (False, ["rename"])]
+)
+def test_replace_syncs_the_file_before_and_the_directory_after(
+    tmp_path, monkeypatch, sync, expected
+):
+    calls, rename = [], os.replace
+
+    def fsync(fd):
+        calls.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+
+    def replace(*paths):
+        calls.append("rename")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    durable.replace(tmp_path / "file", b"new", sync=sync)
+    assert calls == expected
 
 
 def test_write_new_fails_for_an_existing_file(tmp_path):

@@ -42,6 +42,13 @@ def test_ties_go_to_the_earlier_step():
     assert list(retention.KeepBest("loss", mode="max").select(equal)) == [1]
 
 
+def test_the_step_that_was_just_committed_stays_whatever_its_number(tmp_path):
+    # Training has returned to an earlier step: the newest commit has not the highest number.
+    assert retention.to_remove([retention.KeepLast(1)], METRICS, tmp_path, committed=3) == [
+        *(1, 2, 4, 5, 6)
+    ]
+
+
 def test_keep_last_matches_the_policy_of_t5x_with_pinned_steps(golden, tmp_path):
     steps = {}
     for step, expected in json.loads((golden / "keep_policy.json").read_text()):

@@ -1,4 +1,5 @@
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -72,12 +73,14 @@ def test_an_error_inside_is_the_one_that_is_raised(url, caplog, monkeypatch):
 
     monkeypatch.setattr(publisher.Publisher, "_publish", fail)
     with pytest.raises(ZeroDivisionError), store.mirrored(url, grace_seconds=0.05) as directory:
-        _save_and_fail(directory)
+        _save_and_fail(directory, mirror._publishers[url])
     assert "step 1 is not published. the server is down." in caplog.text
 
 
-def _save_and_fail(directory):
+def _save_and_fail(directory, one):
     save(directory, 1)
+    while one._problem is None:  # It has tried to publish.
+        time.sleep(0.001)
     raise ZeroDivisionError
 
 
@@ -93,16 +96,47 @@ def test_the_last_state_must_be_published(url, monkeypatch):
         save(directory, 1)
 
 
-def test_a_file_of_the_run_that_is_damaged_in_the_store_is_an_error(url, memory, cache):
+def test_a_damaged_file_of_the_run_is_reported_and_stays_until_it_is_written(
+    url, memory, cache, caplog
+):
     with store.mirrored(url) as directory:
         (directory / "run.json").write_text('{"random_seed": 1}')
-    (name,) = Objects(url).names_in("files")
-    memory.pipe(f"/bucket/run/{name}", b'{"random_seed": 2}')
+        (directory / "metrics.jsonl").write_text("{}")
+    damaged = {name.rpartition("/")[2]: name for name in Objects(url).names_in("files")}
+    for name in damaged.values():
+        memory.pipe(f"/bucket/run/{name}", b"damage")
     shutil.rmtree(cache)
-    with pytest.raises(errors.DamagedError, match=r"run\.json is damaged"):
-        store.fetched(url)
-    with pytest.raises(errors.DamagedError, match=r"run\.json is damaged"), store.mirrored(url):
-        pass
+    path = store.fetched(url)
+    assert (path / "run.json").read_text() == "damage"
+    store.fetched(url)
+    assert caplog.text.count("run.json is damaged") == 1
+    caplog.clear()
+    with store.mirrored(url) as directory:
+        assert (directory / "run.json").read_text() == "damage"
+        (directory / "metrics.jsonl").write_text("[]")
+    assert "run.json is damaged" in caplog.text
+    caplog.clear()
+    assert (store.fetched(url) / "metrics.jsonl").read_text() == "[]"
+    assert "metrics.jsonl" not in caplog.text
+    # Once the object is repaired, all is well.
+    memory.pipe(f"/bucket/run/{damaged['run.json']}", b'{"random_seed": 1}')
+    with store.mirrored(url) as directory:
+        assert (directory / "run.json").read_text() == '{"random_seed": 1}'
+    assert "run.json is damaged" not in caplog.text
+
+
+def test_a_file_of_the_run_that_is_lost_in_the_store_is_left_out(url, memory, cache, caplog):
+    with store.mirrored(url) as directory:
+        (directory / "run.json").write_text("{}")
+        save(directory, 1)
+    Objects(url).delete([n for n in Objects(url).names_in("files") if n.endswith("run.json")])
+    shutil.rmtree(cache)
+    with store.mirrored(url) as directory:
+        assert not (directory / "run.json").exists()
+    assert "is missing. What is left of it is used." in caplog.text
+    caplog.clear()
+    assert store.load(store.fetched(url))["step"] == 1
+    assert not caplog.text
 
 
 def test_extensions_write_to_the_working_copy(url):

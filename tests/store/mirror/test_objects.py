@@ -32,7 +32,7 @@ def test_after_an_error_no_more_objects_are_uploaded(url, monkeypatch):
     monkeypatch.setattr(type(objects._store), "pipe_file", fail)
     with pytest.raises(errors.UnreachableError):
         objects.upload({f"files/{n}": b"s" for n in range(500)}, lambda: None)
-    assert len(n_tries) < 250
+    assert len(n_tries) <= 8  # The uploads that had begun.
 
 
 def test_errors_of_the_store_name_the_object(url, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from tekoa import store
 from tekoa.store import errors
+from tekoa.store.commit import paths
 from tekoa.store.mirror import fetch, publisher, registry, remote_lease
 from tekoa.store.mirror.objects import Objects
 from tekoa.store.mirror.publisher import Publisher
@@ -47,7 +48,7 @@ def steps_of(head):
 def test_what_is_committed_is_published(opened, url):
     one = opened()
     save(one.directory, 1, 2, 3)
-    assert one.wait(10)
+    assert one.wait(60)
     assert steps_of(stored(url)) == ["checkpoint_2", "checkpoint_3"]
     # Objects of the step that retention removed are gone.
     assert set(Objects(url).names_in("files")) == stored(url).objects
@@ -57,13 +58,13 @@ def test_another_machine_continues(opened, url, cache):
     one = opened()
     save(one.directory, 1, 2)
     (one.directory / "metrics.jsonl").write_text("1\n2\n")
-    one.close(10)
+    one.close(60)
     shutil.rmtree(cache)
     other = opened()
     assert store.load(other.directory)["step"] == 2
     assert (other.directory / "metrics.jsonl").read_text() == "1\n2\n"
     save(other.directory, 3)
-    other.close(10)
+    other.close(60)
     assert steps_of(stored(url)) == ["checkpoint_2", "checkpoint_3"]
     assert set(Objects(url).names_in("files")) == stored(url).objects
 
@@ -73,7 +74,7 @@ def test_what_was_saved_but_not_published_is_continued_on_the_same_machine(
 ):
     one = opened()
     save(one.directory, 1)
-    assert one.wait(10)
+    assert one.wait(60)
     monkeypatch.setattr(Publisher, "_publish", fail)
     save(one.directory, 2)
     with pytest.raises(errors.SaveFailedError, match="step 2 is not published"):
@@ -83,7 +84,7 @@ def test_what_was_saved_but_not_published_is_continued_on_the_same_machine(
     monkeypatch.setenv("XDG_CACHE_HOME", str(one.directory.parents[3]))
     again = opened()
     assert store.load(again.directory)["step"] == 2
-    again.close(10)
+    again.close(60)
     assert "checkpoint_2" in steps_of(stored(url))
 
 
@@ -94,12 +95,12 @@ def fail(*_, **__):
 def test_a_history_that_another_machine_continued_wins(opened, url, monkeypatch, tmp_path, caplog):
     one = opened()
     save(one.directory, 1)
-    one.close(10)
+    one.close(60)
     save(one.directory, 2)  # Saved here, never published.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     other = opened()
     save(other.directory, 5)
-    other.close(10)
+    other.close(60)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     again = opened()
     assert again.directory == one.directory
@@ -108,10 +109,23 @@ def test_a_history_that_another_machine_continued_wins(opened, url, monkeypatch,
     assert "checkpoint_2 of an earlier working copy" in caplog.text
 
 
+def test_the_last_copy_of_checkpoints_is_kept(opened, url, caplog):
+    one = opened()
+    save(one.directory, 1, 2)
+    one.close(10)
+    objects = Objects(url)
+    objects.delete(objects.names_in(""))  # As when a bucket is deleted.
+    two = opened()
+    assert "up to step 2" in caplog.text
+    assert paths.list_steps(two.directory) == []
+    (kept,) = two.directory.parent.glob("set_aside-*")
+    assert store.load(kept)["w"].tolist() == [2, 2, 2]
+
+
 def test_a_cleaned_cache_does_not_empty_the_store(opened, url):
     one = opened()
     save(one.directory, 1)
-    assert one.wait(10)
+    assert one.wait(60)
     shutil.rmtree(one.directory)
     (one.directory / "train").mkdir(parents=True)
     (one.directory / "train" / "x").write_text("x")
@@ -123,7 +137,7 @@ def test_a_cleaned_cache_does_not_empty_the_store(opened, url):
 def test_lost_files_of_a_working_copy_are_downloaded_again(opened, url):
     one = opened()
     save(one.directory, 1, 2)
-    one.close(10)
+    one.close(60)
     shutil.rmtree(one.directory)
     again = opened()
     assert store.load(again.directory)["step"] == 2
@@ -133,31 +147,31 @@ def test_a_replaced_writer_publishes_and_deletes_nothing(opened, url, monkeypatc
     monkeypatch.setattr(remote_lease, "RENEW_SECONDS", 3600)
     zombie = opened()
     save(zombie.directory, 1)
-    assert zombie.wait(10)
+    assert zombie.wait(60)
     # Somebody breaks the lease, and another machine continues.
     Objects(url).delete([remote_lease.NAME])
     registry.discard(zombie.directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     other = opened()
     save(other.directory, 2)
-    assert other.wait(10)
+    assert other.wait(60)
     before = stored(url)
     registry.add(zombie.directory, zombie)
     save(zombie.directory, 3)
-    assert not zombie.wait(10)
+    assert not zombie.wait(60)
     # The next save of the zombie is refused before it is committed.
     with pytest.raises(errors.FencedError):
         save(zombie.directory, 4)
     assert not (zombie.directory / "checkpoint_4").exists()
     with pytest.raises(errors.FencedError, match="another writer took over"):
-        zombie.close(10)
+        zombie.close(60)
     assert stored(url) == before
     assert before.objects <= set(Objects(url).names_in("files"))
-    other.close(10)
+    other.close(60)
     # The next writer deletes what the zombie uploaded.
     assert set(Objects(url).names_in("files")) >= stored(url).objects
     last = opened()
-    last.close(10)
+    last.close(60)
     assert set(Objects(url).names_in("files")) == stored(url).objects
 
 
@@ -170,7 +184,7 @@ def test_a_replaced_writer_does_not_sweep_the_objects_of_its_successor(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     other = opened()
     save(other.directory, 2)
-    assert other.wait(10)
+    assert other.wait(60)
     zombie._sweep()  # Its first one, which also deletes what killed writers left.
     assert stored(url).objects <= set(Objects(url).names_in("files"))
 
@@ -188,11 +202,11 @@ def test_a_put_whose_answer_never_came_is_found_later(opened, url, monkeypatch):
 
     monkeypatch.setattr(Objects, "put", put_without_answer)
     save(one.directory, 1)
-    assert one.wait(10)
+    assert one.wait(60)
     assert answers
     assert set(Objects(url).names_in("files")) == stored(url).objects
     save(one.directory, 2)
-    one.close(10)
+    one.close(60)
     assert steps_of(stored(url)) == ["checkpoint_1", "checkpoint_2"]
 
 
@@ -220,7 +234,7 @@ def test_a_working_copy_is_continued_after_a_put_without_answer_and_an_outage(
     two = opened()
     assert two.directory == one.directory
     save(two.directory, 3, keep=3)
-    assert two.wait(10)
+    assert two.wait(60)
     assert steps_of(stored(url)) == ["checkpoint_1", "checkpoint_2", "checkpoint_3"]
 
 
@@ -248,7 +262,7 @@ def test_a_server_that_is_down_for_a_while_is_reported_once(opened, url, monkeyp
     while len(n_failures) < 3:
         one.wait(0.01)
     is_down.clear()
-    assert one.wait(10)
+    assert one.wait(60)
     assert steps_of(stored(url)) == ["checkpoint_1"]
     assert caplog.text.count("publishing failed") == 1
     assert caplog.text.count("publishing works again") == 1
@@ -264,11 +278,11 @@ def test_a_lost_answer_to_the_put_of_the_head_is_no_loss(opened, url, monkeypatc
 
     monkeypatch.setattr(Objects, "put", put_twice)
     save(one.directory, 1)
-    assert one.wait(10)
+    assert one.wait(60)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(one.directory.parents[3]))
     save(one.directory, 2)
-    one.close(10)
+    one.close(60)
     assert steps_of(stored(url)) == ["checkpoint_1", "checkpoint_2"]
 
 
@@ -282,7 +296,7 @@ def test_an_upload_that_no_head_names_is_not_repeated_but_swept(opened, url, mon
     before = set(Objects(url).names_in("files"))
     assert before
     monkeypatch.setattr(Publisher, "_put", put_head)
-    assert one.wait(10)
+    assert one.wait(60)
     assert stored(url).objects == before == set(Objects(url).names_in("files"))
 
 
@@ -293,7 +307,7 @@ def test_a_quarantined_step_stays_in_the_store(opened, url):
     path.write_bytes(path.read_bytes()[:-9] + b"[damaged]")
     with store.Store(one.directory) as writer:
         assert writer.restore({"w": np.zeros(3)}).step == 1
-    one.close(10)
+    one.close(60)
     names = steps_of(stored(url))
     assert names[0] == "checkpoint_1"
     assert names[1].startswith("checkpoint_2.bad-")

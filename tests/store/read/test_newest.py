@@ -41,6 +41,12 @@ def test_only_damaged_steps_raise(tmp_path):
         newest.newest_valid(tmp_path, damaged(1, 2))
 
 
+def test_a_directory_with_quarantined_steps_only_is_not_an_empty_one(tmp_path):
+    paths.new_dir(tmp_path, 1, "bad").mkdir()
+    with pytest.raises(errors.NothingUsableError, match="quarantined earlier"):
+        newest.newest_valid(tmp_path, damaged())
+
+
 def test_other_errors_do_not_skip_a_step(tmp_path):
     fill(tmp_path, 1, 2)
 

@@ -8,6 +8,7 @@ checkpoint again.
 import math
 import operator
 import os
+import pathlib
 from typing import Literal
 
 from tekoa import hosts
@@ -37,7 +38,7 @@ class BestScore:
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
         self._path = files.local_path(path)
         self._better = operator.lt if mode == "min" else operator.gt
-        self._value = self._read()
+        self._value = read(self._path)
 
     @property
     def value(self) -> float | None:
@@ -72,17 +73,22 @@ class BestScore:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             durable.replace(self._path, repr(self._value).encode())
 
-    def _read(self) -> float | None:
-        try:
-            text = files.read_bytes(self._path, max_bytes=_MAX_BYTES).decode()
-            value = float(text)
-        except FileNotFoundError:
-            return None
-        except PermissionError:
-            raise  # This is no damage.
-        except (OSError, ValueError) as error:
-            raise errors.DamagedError(
-                f"{self._path}: is not a number ({error}). Write the best score so far into "
-                "this file, or delete it to start from scratch."
-            ) from None
-        return value if math.isfinite(value) else None
+
+def read(path: pathlib.Path) -> float | None:
+    """Returns the score in a file; None if there is no file, or its score is not finite.
+
+    Raises:
+        errors.DamagedError: If it is not a number.
+    """
+    try:
+        value = float(files.read_bytes(path, max_bytes=_MAX_BYTES).decode())
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise  # This is no damage.
+    except (OSError, ValueError) as error:
+        raise errors.DamagedError(
+            f"{path}: is not a number ({error}). Write the best score so far into this file, or "
+            "delete it to start from scratch."
+        ) from None
+    return value if math.isfinite(value) else None

@@ -2,7 +2,8 @@
 
 Of a step, only the manifest and the index are downloaded at first. The rest follows when the step
 is needed. A damaged or missing object of a step is reported and its file left out: then the step
-fails its verification, and whoever reads the newest step uses the one before.
+fails its verification, and whoever reads the newest step uses the one before. A damaged file that
+belongs to no step is reported and downloaded as it is: its readers treat it as on a local disk.
 """
 
 import concurrent.futures
@@ -11,7 +12,7 @@ import logging
 import pathlib
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tekoa.store import errors
 from tekoa.store.commit import durable, manifest, paths
@@ -38,24 +39,34 @@ def read_head(objects: Objects) -> tuple[Head, str] | None:
     return head_lib.parse(data, objects.at(head_lib.NAME)), version
 
 
-def fetch_small(objects: Objects, head: Head, directory: pathlib.Path) -> list[str]:
-    """Downloads all files that belong to no step, and the manifest and index of every step.
+def small_files(head: Head) -> list[str]:
+    """Lists all files that belong to no step, and the manifest and index of every step."""
+    return list(filter(_is_small, head.files))
 
-    Files that are there already are not downloaded again.
+
+def fetch_files(
+    objects: Objects, head: Head, directory: pathlib.Path, names: Sequence[str]
+) -> dict[str, str]:
+    """Downloads files, unless they are there already.
 
     Returns:
-        What is wrong with objects of steps, one line each.
-
-    Raises:
-        errors.DamagedError: If an object of a file that belongs to no step is damaged.
+        What is wrong with their objects, one line for each damaged file.
     """
-    return _fetch(objects, head, directory, filter(_is_small, head.files))
 
+    def one(path: str) -> str:
+        is_own = head_lib.step_of(path) is None
+        problem = _fetch_file(objects, head.files[path], directory / path, keep_damaged=is_own)
+        line = f"{objects.url}: {path} is damaged: {problem}."
+        if problem and is_own:
+            line += (
+                " What is left of it is used. To repair it, restore the object from a backup; to "
+                "continue without the file, delete the object."
+            )
+        return line if problem else ""
 
-def fetch_missing(objects: Objects, head: Head, directory: pathlib.Path) -> list[str]:
-    """As `fetch_small`, but leaves files that differ from those in the store."""
-    names = [path for path in head.files if _is_small(path) and not (directory / path).exists()]
-    return _fetch(objects, head, directory, names)
+    with concurrent.futures.ThreadPoolExecutor(_N_PARALLEL, "tekoa-fetch") as pool:
+        lines = zip(names, pool.map(one, names), strict=True)
+        return {path: line for path, line in lines if line}
 
 
 def fetch_step(objects: Objects, head: Head, directory: pathlib.Path, step: str) -> list[str]:
@@ -71,7 +82,7 @@ def fetch_step(objects: Objects, head: Head, directory: pathlib.Path, step: str)
         What is wrong with the step, one line each; empty if it is complete and valid.
     """
     names = [path for path in head.files if head_lib.step_of(path) == step]
-    problems = _fetch(objects, head, directory, names)
+    problems = list(fetch_files(objects, head, directory, names).values())
     try:
         manifest.check(directory / step, manifest.read(directory / step), "full")
     except FileNotFoundError:
@@ -96,7 +107,7 @@ def fetch_newest(
 
 
 def report(problems: Iterable[str]) -> None:
-    """Logs what is wrong with steps."""
+    """Logs what is wrong with files."""
     for problem in problems:
         _log.warning("%s", problem)
 
@@ -106,49 +117,50 @@ def _is_small(path: str) -> bool:
     return step is None or path.removeprefix(f"{step}/") in _FIRST
 
 
-def _fetch(
-    objects: Objects, head: Head, directory: pathlib.Path, names: Iterable[str]
-) -> list[str]:
-    def one(path: str) -> str:
-        problem = _fetch_file(objects, head.files[path], directory / path)
-        if not problem:
-            return ""
-        line = f"{objects.url}: {path} is damaged: {problem}."
-        if head_lib.step_of(path) is None:
-            raise errors.DamagedError(f"{line} Restore the object from a backup.")
-        return line
+def _fetch_file(
+    objects: Objects, parts: tuple[Part, ...], target: pathlib.Path, *, keep_damaged: bool
+) -> str:
+    """Downloads a file unless it is there; returns what is wrong with its objects.
 
-    with concurrent.futures.ThreadPoolExecutor(_N_PARALLEL, "tekoa-fetch") as pool:
-        return [line for line in pool.map(one, names) if line]
-
-
-def _fetch_file(objects: Objects, parts: tuple[Part, ...], target: pathlib.Path) -> str:
-    """Downloads a file unless it is there; returns what is wrong with its objects."""
-    size = sum(part.size for part in parts)
-    if target.is_file() and target.stat().st_size == size and _matches(target, parts):
+    Args:
+        objects: The store.
+        parts: The parts of the file.
+        target: Where it is written.
+        keep_damaged: Whether a damaged file is written too, as far as it is there.
+    """
+    if target.is_file() and not _mismatch(target, parts):
         return ""
     target.parent.mkdir(parents=True, exist_ok=True)
     copy = target.with_name(f".{uuid.uuid4().hex[:8]}.{uuid.uuid4().hex}")
     try:
-        if len(parts) == 1:
-            if not objects.download_to(parts[0].name, copy):
-                return f"the object {objects.at(parts[0].name)} is missing"
-        else:
-            data = [objects.download(part.name) for part in parts]
-            if None in data:
-                return f"the object {objects.at(parts[data.index(None)].name)} is missing"
-            copy.write_bytes(b"".join(piece for piece in data if piece is not None))
-        if copy.stat().st_size != size or not _matches(copy, parts):
-            return f"the checksum of {objects.at(parts[-1].name)} does not match"
-        copy.replace(target)
-        return ""
+        lost = _download(objects, parts, copy)
+        problem = f"the object {objects.at(lost)} is missing" if lost else ""
+        if not problem and (name := _mismatch(copy, parts)):
+            problem = f"the checksum of {objects.at(name)} does not match"
+        if copy.exists() and (keep_damaged or not problem):
+            copy.replace(target)
+        return problem
     finally:
         with contextlib.suppress(FileNotFoundError):
             copy.unlink()
 
 
-def _matches(path: pathlib.Path, parts: tuple[Part, ...]) -> bool:
+def _download(objects: Objects, parts: tuple[Part, ...], path: pathlib.Path) -> str:
+    """Writes the parts that exist to a file; returns the name of the first missing one."""
     if len(parts) == 1:
-        return durable.checksum(path) == (parts[0].size, parts[0].crc)
+        return "" if objects.download_to(parts[0].name, path) else parts[0].name
+    pieces = {part.name: objects.download(part.name) for part in parts}
+    path.write_bytes(b"".join(piece for piece in pieces.values() if piece is not None))
+    return next((name for name, piece in pieces.items() if piece is None), "")
+
+
+def _mismatch(path: pathlib.Path, parts: tuple[Part, ...]) -> str:
+    """Returns the name of the first part from which a file differs; empty if it is the same."""
+    if len(parts) == 1:
+        (part,) = parts
+        return "" if durable.checksum(path) == (part.size, part.crc) else part.name
     with path.open("rb") as file:
-        return all(zlib.crc32(file.read(part.size)) == part.crc for part in parts)
+        for part in parts:
+            if zlib.crc32(file.read(part.size)) != part.crc:
+                return part.name
+        return parts[-1].name if parts and file.read(1) else ""

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from tekoa import _extras
@@ -71,20 +72,30 @@ class Objects:
             return self._versions.put(f"{self._path}/{name}", data, replaces)
 
     def upload(self, sources: dict[str, pathlib.Path | bytes], on_file: Callable[[], None]) -> None:
-        """Writes objects from files or bytes, several at once; `on_file` is called after each."""
+        """Writes objects from files or bytes, several at once; `on_file` is called after each.
+
+        After the first error no other upload is started.
+        """
+        failed = threading.Event()
 
         def one(item: tuple[str, pathlib.Path | bytes]) -> None:
+            if failed.is_set():
+                return
             name, source = item
-            with _reported(self.at(name)):
-                if isinstance(source, bytes):
-                    self._store.pipe_file(f"{self._path}/{name}", source)
-                else:
-                    self._store.put_file(str(source), f"{self._path}/{name}")
-            on_file()
+            try:
+                with _reported(self.at(name)):
+                    if isinstance(source, bytes):
+                        self._store.pipe_file(f"{self._path}/{name}", source)
+                    else:
+                        self._store.put_file(str(source), f"{self._path}/{name}")
+                on_file()
+            except BaseException:
+                failed.set()
+                raise
 
         with concurrent.futures.ThreadPoolExecutor(_N_PARALLEL, "tekoa-upload") as pool:
             for _ in pool.map(one, sources.items()):
-                pass  # After the first error, those that wait are not started.
+                pass
 
     def download(self, name: str) -> bytes | None:
         """Returns the bytes of an object; None if it does not exist."""

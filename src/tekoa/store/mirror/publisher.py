@@ -45,7 +45,7 @@ class Publisher:
 
     Raises:
         errors.LeaseHeldError: If another process is writing to the directory.
-        errors.DamagedError: If files that belong to no checkpoint are damaged.
+        errors.DamagedError: If the head is damaged.
         errors.StoreError: If the store cannot be used.
     """
 
@@ -60,7 +60,6 @@ class Publisher:
         try:
             self._head, self._version = self._raise_fence()
             self._stored: Files = dict(self._head.files)
-            self._stamps: dict[str, tuple[int, int, int]] = {}
             # Objects that a head before the present one names, or none yet.
             self._written: set[str] = set()
             self._is_swept = False
@@ -120,7 +119,15 @@ class Publisher:
                 f"{self.url}: {self._unpublished()} not published. {reason} The working copy is "
                 f"{self.directory}. Run the same command again on this machine to publish it."
             )
+        self._remove_damaged()
         self._lease.release()
+
+    def _remove_damaged(self) -> None:
+        """Removes damaged files from the working copy: by the next start they may be repaired."""
+        stamps = snapshot_lib.stamps_of(self.directory, self._damaged)
+        for path, stamp in stamps.items():
+            if stamp == self._damaged[path]:
+                (self.directory / path).unlink()
 
     def _unpublished(self) -> str:
         published = {head_lib.step_of(path) for path in self._head.files}
@@ -147,12 +154,19 @@ class Publisher:
 
     def _match_head(self) -> None:
         """Makes the working copy what the head says, unless it is a later state of that."""
-        if self._head.id not in self._read_ids():
-            self._state.unlink(missing_ok=True)
-            self._remove_others()
-            fetch.report(fetch.fetch_small(self._objects, self._head, self.directory))
+        names = fetch.small_files(self._head)
+        if self._head.id in self._read_ids():
+            names = [path for path in names if not (self.directory / path).exists()]
         else:
-            fetch.report(fetch.fetch_missing(self._objects, self._head, self.directory))
+            self._state.unlink(missing_ok=True)
+            if not self._head.files:
+                self._set_aside()
+            self._remove_others()
+        damage = fetch.fetch_files(self._objects, self._head, self.directory, names)
+        fetch.report(damage.values())
+        # They stay what they are in the store, unless they are written again.
+        self._damaged = snapshot_lib.stamps_of(self.directory, damage)
+        self._stamps = dict(self._damaged)
         self.directory.mkdir(parents=True, exist_ok=True)
         steps = {f"checkpoint_{n}" for n in paths.list_steps(self.directory)}
         stored = [path for path in self._head.files if head_lib.step_of(path) in steps]
@@ -160,6 +174,20 @@ class Publisher:
             fetch.report(fetch.fetch_newest(self._objects, self._head, self.directory))
         self._ids = [self._head.id]
         self._write_ids()
+
+    def _set_aside(self) -> None:
+        """Keeps the checkpoints of a working copy of which nothing is in the store any more."""
+        steps = paths.list_steps(self.directory)
+        if steps:
+            target = self.directory.with_name(f"set_aside-{uuid.uuid4().hex[:8]}")
+            self.directory.rename(target)
+            _log.warning(
+                "%s has no checkpoint, but there are checkpoints up to step %d in an earlier "
+                "working copy on this machine. They are not used, and were moved to %s.",
+                self.url,
+                steps[-1],
+                target,
+            )
 
     def _remove_others(self) -> None:
         """Removes the files of an earlier working copy that are not in the head."""

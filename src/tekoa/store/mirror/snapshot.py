@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tekoa.core import files as files_lib
 from tekoa.store import errors
@@ -54,7 +54,7 @@ def snapshot(
     prefix: str,
     own: pathlib.Path,
 ) -> Iterator[Snapshot]:
-    """Takes a snapshot, whose steps are held during the `with` block.
+    """Creates a snapshot, whose steps are held during the `with` block.
 
     Args:
         directory: The working copy.
@@ -75,6 +75,19 @@ def snapshot(
             if steps == taker.list_steps() or attempt == _N_TRIES:
                 yield Snapshot(files=taker.files, uploads=taker.uploads, stamps=taker.stamps)
                 return
+
+
+def stamps_of(directory: pathlib.Path, names: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Returns the stamps of those of the files that exist."""
+    stamps = {}
+    for path in names:
+        with contextlib.suppress(FileNotFoundError):
+            stamps[path] = _stamp((directory / path).stat())
+    return stamps
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class _Taker:
@@ -134,7 +147,7 @@ class _Taker:
         try:
             with files_lib.open_regular(self._directory / path) as file:
                 status = os.fstat(file.fileno())
-                stamp = status.st_ino, status.st_size, status.st_mtime_ns
+                stamp = _stamp(status)
                 if parts is not None and self._old_stamps.get(path) == stamp:
                     self.files[path], self.stamps[path] = parts, stamp
                     return

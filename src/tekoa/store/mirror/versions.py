@@ -86,8 +86,11 @@ class _S3:
         except Exception as error:
             if _s3_code(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412"):
                 raise ConflictError(f"s3://{path} was changed by another writer.") from None
-            if replaces and isinstance(error, FileNotFoundError):
-                raise ConflictError(f"s3://{path} was deleted.") from None
+            if isinstance(error, FileNotFoundError):
+                if _s3_code(error) == "NoSuchBucket":
+                    raise FileNotFoundError(f"the bucket {bucket!r} does not exist") from None
+                if replaces:
+                    raise ConflictError(f"s3://{path} was deleted.") from None
             raise
         return answer["ETag"]
 

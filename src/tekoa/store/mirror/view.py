@@ -38,6 +38,7 @@ class View:
         self._inner: dict[str, View] = {}
         self._is_nested = directory is not None
         self._is_failing = False
+        self._reported: set[str] = set()
 
     def refresh(self) -> None:
         """Downloads what has changed, and removes what is gone; steps only in part."""
@@ -81,19 +82,16 @@ class View:
         """Downloads; again, if objects are missing because there is a new head by now."""
         for _ in range(_N_TRIES):
             problems: list[str] = []
-            damage: errors.DamagedError | None = None
-            try:
-                if is_stale:
-                    self._follow_head()
-                    problems = fetch.fetch_small(self._objects, self._head, self.directory)
-                problems += download()
-            except errors.DamagedError as error:
-                damage = error
-            is_stale = bool(problems or damage) and self._is_outdated()
+            if is_stale:
+                self._follow_head()
+                names = fetch.small_files(self._head)
+                damage = fetch.fetch_files(self._objects, self._head, self.directory, names)
+                problems = list(damage.values())
+            problems += download()
+            is_stale = bool(problems) and self._is_outdated()
             if not is_stale:
-                fetch.report(problems)
-                if damage is not None:
-                    raise damage
+                fetch.report(line for line in problems if line not in self._reported)
+                self._reported |= {*problems}
                 return
         raise errors.StepGoneError(
             f"{self.url}: was changed while it was read, {_N_TRIES} times. Try again."

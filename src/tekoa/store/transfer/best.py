@@ -151,7 +151,7 @@ class BestCopies:
 
     def _read_text(self, digests: dict[int, str]) -> dict[int, tuple[str, float]]:
         """Reads the score of an earlier version, which belongs to the newest copy."""
-        value = score.BestScore(self._directory / score.NAME, mode="min").value
+        value = score.read(self._directory / score.NAME)
         if value is None or not digests:
             return {}
         newest = max(digests)

@@ -44,6 +44,16 @@ def test_large_arrays_are_split_and_zeros_are_written_too(tmp_path, monkeypatch)
     ]  # fmt: skip
 
 
+def test_a_missing_chunk_is_damage_and_not_zeros(tmp_path, monkeypatch):
+    monkeypatch.setattr(zarr, "_TARGET_BYTES", 40)
+    array = np.ones((6, 4), np.float32)
+    spec = zarr.make_spec("x", array)
+    [future.result() for future in zarr.write(tmp_path, spec, array, is_writer=True)]
+    (tmp_path / "x" / "1.0").unlink()
+    with pytest.raises(errors.DamagedError, match="1 of 4 chunk files are missing"):
+        zarr.open_array(tmp_path, zarr.parse_spec(spec, "x"))
+
+
 def test_older_forms_of_specs_are_accepted():
     spec = zarr.make_spec("x", np.ones(2, np.float32))
     gcs = {**spec, "kvstore": {"driver": "gcs", "bucket": "t5x-dummy-bucket", "path": "x/"}}
