@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 import tekoa
 
@@ -58,11 +59,38 @@ def test_torch_computes_the_same_and_the_bits_come_back(torch, tmp_path):
     with torch.no_grad():
         outputs = module(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).numpy()
     np.testing.assert_allclose(outputs, Net().apply(variables, x), atol=1e-5)
-    tensors = {k: v for k, v in module.state_dict().items() if "num_batches" not in k}
-    st.save_file(tensors, tmp_path / "b.safetensors")
+    st.save_file(module.state_dict(), tmp_path / "b.safetensors")
     loaded = tekoa.load_weights(tmp_path / "b.safetensors", params, stats)
     for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves((params, stats)), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_random_streams_stay_in_the_model(torch, tmp_path):
+    st = pytest.importorskip("safetensors.torch")
+
+    class WithDropout(nnx.Module):
+        def __init__(self, rngs):
+            self.bn, self.fc = nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.fc(self.drop(self.bn(x)))
+
+    x = np.ones((3, 4), np.float32)
+    fns = tekoa.as_model_fns(WithDropout(nnx.Rngs(0)))
+    params, variables = fns.init(jax.random.key(0), (x,))
+    path = tekoa.export(tekoa.TrainState.of_parts(params, variables=variables), tmp_path / "a.npz")
+    assert "state/drop/rngs/key" in np.load(path)  # Under the model's own names all is there.
+    state = tekoa.TrainState.of_parts(params, variables=variables)
+    path = tekoa.export(state, tmp_path / "a.safetensors")
+    module = torch.nn.ModuleDict({"bn": torch.nn.BatchNorm1d(4), "fc": torch.nn.Linear(4, 2)})
+    module.load_state_dict(st.load_file(path), strict=True)
+    st.save_file(module.state_dict(), tmp_path / "b.safetensors")
+    other_params, other = tekoa.as_model_fns(WithDropout(nnx.Rngs(1))).init(None, ())
+    loaded_params, loaded = tekoa.load_weights(tmp_path / "b.safetensors", other_params, other)
+    tekoa.testing.assert_trees_equal(loaded_params, params)
+    tekoa.testing.assert_trees_equal(loaded["state"]["bn"], variables["state"]["bn"])
+    tekoa.testing.assert_trees_equal(loaded["state"]["drop"], other["state"]["drop"])
 
 
 def gpt2_of_the_docs():

@@ -33,7 +33,7 @@ def stored(directory, **options):
 
 def test_weights_of_a_directory_get_the_structure_of_the_model(tmp_path):
     fns, state = stored(tmp_path)
-    weights = trained.for_model(trained.read(tmp_path), fns, ())
+    weights = trained.for_model(trained.read(tmp_path), fns, (), what="The run")
     assert weights.step == 4
     assert weights.commit
     assert jax.tree.structure(weights.params) == jax.tree.structure(state.params)
@@ -51,7 +51,22 @@ def test_the_average_is_read_unless_refused(tmp_path):
         assert np.any(trained.read(source, average=False).params["fc"]["kernel"])
 
 
+def test_parameters_that_were_not_trained_are_read_too(tmp_path):
+    fns = any_model.as_model_fns(Net(), trainable="bias$")
+    params, variables = fns.init(None, ())
+    state = tekoa.TrainState.of_parts(params, step=1, variables=variables)
+    writer = tekoa.CheckpointFileWriter(tmp_path)
+    writer(tekoa.Summary(state=state, step=1))
+    writer.close()
+    for source in (tmp_path, state):
+        weights = trained.read(source)
+        assert set(weights.params["fc"]) == {"bias", "kernel"}
+        assert set(weights.variables) == {"state"}
+
+
 def test_a_model_of_other_shapes_is_refused_with_the_arrays(tmp_path):
     stored(tmp_path)
     with pytest.raises(errors.MismatchError, match=r"does not fit the model:[\s\S]*other shape"):
-        trained.for_model(trained.read(tmp_path), any_model.as_model_fns(Net(4)), ())
+        trained.for_model(
+            trained.read(tmp_path), any_model.as_model_fns(Net(4)), (), what="The run"
+        )

@@ -43,6 +43,13 @@ def test_damaged_files_are_refused(tmp_path, content):
         weights_file.read_safetensors(tmp_path / "b.safetensors", WEIGHTS, [names.TORCH])
 
 
+def test_files_have_the_permissions_of_all_files(tmp_path):
+    other = tmp_path / "other"
+    other.touch()
+    weights_file.write_safetensors(tmp_path / "a.safetensors", WEIGHTS, names.NATIVE)
+    assert (tmp_path / "a.safetensors").stat().st_mode == other.stat().st_mode
+
+
 def test_numpy_files_are_read_by_numpy_alone(tmp_path):
     weights_file.write_numpy(tmp_path / "a.npz", WEIGHTS, names.NATIVE)
     with np.load(tmp_path / "a.npz", allow_pickle=False) as stored:

@@ -145,7 +145,7 @@ def find_names(weights: Weights, naming: Naming) -> dict[tuple[str, trees.Name],
     Raises:
         ValueError: If two leaves get the same name.
     """
-    found: dict[tuple[str, trees.Name], tuple[str, str]] = {}
+    names: dict[tuple[str, trees.Name], tuple[str, str]] = {}
     owners: dict[str, str] = {}
     for item, tree in weights.items():
         for path, leaf in trees.named_leaves(tree).items():
@@ -157,17 +157,41 @@ def find_names(weights: Weights, naming: Naming) -> dict[tuple[str, trees.Name],
                     "names='native', or rules that keep them apart."
                 )
             owners[name] = own_name
-            found[item, path] = (name, axes)
-    return found
+            names[item, path] = (name, axes)
+    return names
 
 
 def to_named(weights: Weights, naming: Naming) -> dict[str, np.ndarray]:
     """Returns the arrays under the names of a table, with their axes in its order."""
     arrays = {}
+    streams = set() if naming is NATIVE else random_streams(weights)
     for (item, path), (name, axes) in find_names(weights, naming).items():
+        if (item, *path) in streams:
+            continue
         leaf = trees.to_numpy(trees.named_leaves(weights[item])[path])
         arrays[name] = axes_lib.arrange(leaf, axes) if axes else leaf
     return arrays
+
+
+def random_streams(weights: Weights) -> set[trees.Name]:
+    """Returns the leaves of NNX's random streams, such as that of dropout: a key and a count.
+
+    >>> key, count = np.zeros(2, np.uint32), np.uint32(3)
+    >>> sorted(random_streams({VARIABLES: {'drop': {'rngs': {'key': key, 'count': count}}}}))[0]
+    ('model_state', 'drop', 'rngs', 'count')
+    """
+    leaves = {
+        (item, *path): leaf
+        for item, tree in weights.items()
+        for path, leaf in trees.named_leaves(tree).items()
+    }
+    keys = {name[:-1] for name, leaf in leaves.items() if name[-1] == "key" and _is_key(leaf)}
+    return {name for name in leaves if name[:-1] in keys and name[-1] in ("key", "count")}
+
+
+def _is_key(leaf: Any) -> bool:
+    """Whether a leaf is a random key, or its words as a checkpoint has them."""
+    return trees.is_key(leaf) or getattr(leaf, "dtype", None) == np.uint32
 
 
 def from_named(
@@ -175,8 +199,8 @@ def from_named(
 ) -> dict[str, dict[str, Any]]:
     """Returns arrays as trees for a model: the opposite of `to_named`.
 
-    Arrays that do not belong to the model keep their names, in the item of the parameters. An array
-    whose shape does not fit keeps its axes.
+    Arrays that do not belong to the model keep their names, in the item of the parameters, except
+    for PyTorch's counters of batches. An array whose shape does not fit keeps its axes.
 
     Args:
         arrays: Arrays by name.
@@ -192,7 +216,8 @@ def from_named(
             shape = np.shape(trees.named_leaves(target[item])[path])
             trees_by_item[item][path] = _undo(array, axes, shape)
     for name, array in rest.items():
-        trees_by_item.setdefault(PARAMS, {})[(name,)] = array
+        if not name.endswith("num_batches_tracked"):
+            trees_by_item.setdefault(PARAMS, {})[(name,)] = array
     return {item: trees.nest(named) for item, named in trees_by_item.items()}
 
 

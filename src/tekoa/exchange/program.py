@@ -1,6 +1,7 @@
 """A trained model as one program: StableHLO by `jax.export`, or ONNX."""
 
 import functools
+import logging
 import os
 import pathlib
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from tekoa import _extras
 from tekoa.core import batch as batch_lib
-from tekoa.core import objective, trees
+from tekoa.core import messages, objective, trees
 from tekoa.core.model import ModelFns
 from tekoa.core.trees import PyTree
 from tekoa.exchange import trained
@@ -49,8 +50,8 @@ def inference_fn(
         ExportError: If the rows of a new carry differ.
     """
     weights = source if isinstance(source, Trained) else trained.read(source)
-    weights = trained.for_model(weights, model, inputs)
-    carry = _row_of_carry(model, inputs) if weights.has_carry else None
+    weights = trained.for_model(weights, model, inputs, what="The checkpoint")
+    carry = _row_of_carry(model, inputs)
 
     def infer(*inputs: Any) -> Any:
         # Models may index their weights by the inputs, which numpy arrays do not support.
@@ -67,8 +68,10 @@ def inference_fn(
 
 
 def _row_of_carry(model: ModelFns, inputs: tuple[Any, ...]) -> PyTree:
-    """Returns one row of a new carry: a program cannot contain the model's initialisation."""
+    """Returns one row of a new carry, if the model has one: a program cannot initialise it."""
     carry = jax.jit(functools.partial(objective.new_carry, model))(jax.random.key(0), inputs)
+    if carry is None:
+        return None
     n_rows = batch_lib.n_rows(inputs)
     for name, leaf in trees.flatten_named(carry).items():
         if leaf.shape[:1] != (n_rows,) or not bool((leaf == leaf[:1]).all()):
@@ -137,6 +140,7 @@ def write_onnx(
         ExportError: If jax2onnx does not support an operation of the model.
     """
     jax2onnx = _extras.require("jax2onnx", extra="onnx", what=f"Writing {path}")
+    messages.quiet_log("onnx_ir", logging.ERROR)  # It warns of shapes without types.
     shapes = input_shapes(inputs, _n_rows(batch_size))
     leaves, treedef = jax.tree.flatten(shapes)
     outputs = _traced(lambda: jax.eval_shape(infer, *shapes), batch_size)

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 
-from tekoa.core import objective
-from tekoa.core.model import ModelFns, merge_untrained
+from tekoa.core import objective, trees
+from tekoa.core.model import UNTRAINED, ModelFns, Variables, merge_untrained
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
-from tekoa.exchange.names import PARAMS, VARIABLES, Weights
+from tekoa.exchange.names import PARAMS, VARIABLES, Weights, random_streams
 from tekoa.store import errors
 from tekoa.store.read import load
 from tekoa.store.transfer import warm_start
@@ -28,7 +28,9 @@ class Trained:
     Attributes:
         params: All parameters, trained or not; their moving average if there is one.
         variables: The other collections of the model, without the carry.
-        has_carry: Whether the model passes a carry from batch to batch.
+        carry: What the model passes from batch to batch; None if nothing.
+        inputs: The shapes of the model's inputs, as `shapes_to_json` describes them; None if they
+            are unknown.
         step: Completed optimizer steps.
         metrics: The metrics of the checkpoint.
         commit: The digest that identifies the checkpoint; empty if it is not on disk.
@@ -36,7 +38,8 @@ class Trained:
 
     params: PyTree
     variables: Mapping[str, PyTree]
-    has_carry: bool = False
+    carry: PyTree = None
+    inputs: Any = None
     step: int = 0
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     commit: str = ""
@@ -47,41 +50,51 @@ class Trained:
         return {PARAMS: self.params, VARIABLES: dict(self.variables)}
 
 
-def for_model(weights: Trained, fns: ModelFns, inputs: tuple[Any, ...]) -> Trained:
+def for_model(
+    weights: Trained, fns: ModelFns, inputs: tuple[Any, ...], *, what: str, cast: bool = False
+) -> Trained:
     """Returns weights in the structure of a model: with its lists, tuples and keys.
 
     Args:
         weights: The weights, by name.
         fns: The model.
-        inputs: Sample inputs; empty if the model is initialised already.
+        inputs: Sample inputs, or their shapes; empty if the model is initialised already.
+        what: Where the weights are stored, for the message.
+        cast: Whether to convert them to the dtypes of the model.
 
     Raises:
         errors.MismatchError: If the weights do not fit the model; lists all differences.
     """
     params, variables = merge_untrained(*jax.eval_shape(fns.init, jax.random.key(0), inputs))
-    variables, carry = objective.split_carry(variables)
-    loaded = like({PARAMS: params, VARIABLES: variables}, weights.weights, "The checkpoint")
-    return dataclasses.replace(
-        weights,
-        params=loaded[PARAMS],
-        variables=loaded[VARIABLES],
-        has_carry=carry is not None,
-    )
+    variables, _ = objective.split_carry(variables)
+    target = {PARAMS: params, VARIABLES: variables}
+    loaded = like(target, weights.weights, what, cast=cast)
+    return dataclasses.replace(weights, params=loaded[PARAMS], variables=loaded[VARIABLES])
 
 
-def like(target: Weights, stored: Weights, what: str) -> dict[str, PyTree]:
+def like(target: Weights, stored: Weights, what: str, *, cast: bool = False) -> dict[str, PyTree]:
     """Returns stored arrays in the structure of a model's own.
+
+    Random streams that are not stored keep their values.
 
     Args:
         target: The model's arrays or shapes, by item.
         stored: The stored arrays, by item.
         what: Where they are stored, for the message.
+        cast: Whether to convert them to the dtypes of the model.
 
     Raises:
         errors.MismatchError: If they do not fit the model; lists all differences.
     """
-    loaded, report = warm_start.warm_start(dict(target), dict(stored), strict=False)
-    rows = [row for row in report.rows if row.outcome != "loaded"]
+    loaded, report = warm_start.warm_start(dict(target), dict(stored), strict=False, cast=cast)
+    leaves = trees.flatten_named(dict(target))
+    streams = {"/".join(name) for name in random_streams(target)}
+    streams = {name for name in streams if not isinstance(leaves[name], jax.ShapeDtypeStruct)}
+    rows = [
+        row
+        for row in report.rows
+        if row.outcome != "loaded" and not (row.outcome == "missing" and row.name in streams)
+    ]
     if rows:
         raise errors.MismatchError(
             f"{what} does not fit the model:\n{Report(rows)}", [row.name for row in rows]
@@ -108,19 +121,25 @@ def read(
         return Trained(
             params=params,
             variables=variables,
-            has_carry=source.carry is not None,
+            carry=source.carry,
             step=int(source.step),
         )
     opened = load.open_newest(pathlib.Path(source), step=step)
     stored: dict[str, Any] = load.load_step(opened, items=_ITEMS)
     params = stored["average"] if average and stored.get("average") else stored["model_params"]
     variables, carry = objective.split_carry(stored.get("model_state") or {})
-    params, variables = merge_untrained(params, variables)
     return Trained(
-        params=params,
-        variables=variables,
-        has_carry=bool(stored.get("carry")) or carry is not None,
+        params=_all_params(params, variables),
+        variables={name: tree for name, tree in variables.items() if name != UNTRAINED},
+        carry=stored.get("carry") or carry,
+        inputs=opened.index.meta.get("inputs"),
         step=opened.index.step,
         metrics=opened.index.metrics,
         commit=opened.commit.digest,
     )
+
+
+def _all_params(params: PyTree, variables: Variables) -> PyTree:
+    """Returns stored parameters with those that were not trained; a store has no empty leaves."""
+    untrained = trees.named_leaves(variables.get(UNTRAINED, {}))
+    return trees.nest({**untrained, **trees.named_leaves(params)})

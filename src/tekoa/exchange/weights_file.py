@@ -115,7 +115,11 @@ def _replace(path: pathlib.Path, write: Callable[[str], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = f"{path}.part"
     try:
+        pathlib.Path(part).touch()
+        mode = os.stat(part).st_mode
         write(part)
+        # safetensors replaces the file by one that only its owner can read.
+        os.chmod(part, mode)
         os.replace(part, path)
     finally:
         pathlib.Path(part).unlink(missing_ok=True)
