@@ -1,5 +1,6 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary, find_metric
@@ -35,6 +36,11 @@ def test_a_metric_is_found_by_group_and_name():
     for checkpoint in (summary, make()):
         with pytest.raises(LookupError, match=r"^The checkpoint .* has no metric 'eval/loss'"):
             find_metric(checkpoint, "eval", "loss")
+
+
+def test_scalars_have_joined_names():
+    summary = make(Summary, metrics={"train": {"loss": 1}, "eval": {"loss": np.float32(2)}})
+    assert summary.scalars == {"train/loss": 1.0, "eval/loss": 2.0}
 
 
 def test_a_checkpoint_can_be_built_from_the_fields_of_the_guide():

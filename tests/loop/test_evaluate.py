@@ -45,6 +45,17 @@ def test_the_summary_is_the_checkpoint_with_another_group(line, checkpoint):
     assert list(summary.metrics) == ["train", "test"]
 
 
+def test_a_random_model_draws_anew_for_each_batch_and_the_same_in_each_evaluation(line, checkpoint):
+    task = EvalTask(
+        apply=lambda params, rng, x: jax.random.uniform(rng, x.shape[:1]),
+        metrics={"mean": lambda out, _: out},
+        data=line.data(1) * 2,
+    )
+    loops = [EvalLoop(task, model=line.params, n_steps=n) for n in (1, 2, 2)]
+    one, two, again = (loop(checkpoint).metrics["eval"]["mean"] for loop in loops)
+    assert one != two == again
+
+
 def test_n_steps_limits_the_batches(line, checkpoint):
     data = line.data(5)
     mse = evaluate(line, data, checkpoint, n_steps=2).metrics["eval"]["mse"]

@@ -105,21 +105,27 @@ def test_names_in_groups_are_resolved_and_resumed(tmp_path, capsys):
     assert_trees_equal(end(resumed), straight)
 
 
+EXPLICIT = jax.make_mesh(
+    (4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
+)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"accumulate": 2},
         {"on_nan": "skip"},
         {"steps_per_dispatch": 3},
-        {"mesh": {"data": 8}},
-        {"mesh": {"data": 4, "model": 2}, "rules": {"a$": (None, "model")}},
+        {"mesh": make_mesh(data=8)},
+        {"mesh": make_mesh(data=4, model=2), "rules": {"a$": (None, "model")}},
+        {"mesh": EXPLICIT, "rules": {"a$": (None, "model")}},
+        {"mesh": EXPLICIT, "rules": {"a$": ("model", None)}},
     ],
-    ids=["accumulate", "guard", "dispatch", "mesh", "sharded"],
+    ids=["accumulate", "guard", "dispatch", "mesh", "sharded", "explicit", "explicit_rows"],
 )
 def test_auto_does_not_depend_on_how_steps_are_run(options):
     if "mesh" in options:
-        mesh, rules = make_mesh(**options["mesh"]), options.get("rules", {})
-        options = {"layout": Layout(mesh=mesh, rules=rules)}
+        options = {"layout": Layout(mesh=options["mesh"], rules=options.get("rules", {}))}
     plain, other = end(make_loop()), end(make_loop(**options))
     for a, b in zip(jax.tree.leaves(plain.params), jax.tree.leaves(other.params)):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)

@@ -70,7 +70,10 @@ class BatchFeed:
             try:
                 self._peeked.append(next(self._iterator))
             except StopIteration:
-                raise ValueError("The data is empty: it yielded no batches.") from None
+                raise ValueError(
+                    "The data is empty: it yielded no batches. A generator can be read only once; "
+                    "a loader may drop a last batch that is short, even the only one."
+                ) from None
             self._check(self._peeked[0])
         return self._peeked[0]
 

@@ -94,10 +94,15 @@ def init_or_restore(
     state = restored.state
     if callable(state):
         state = state(place.make(make, rng, batch))
-    if options.on_nan == "stop":
-        # Steps that an earlier run skipped must not stop this one.
-        state = state.replace(health=Health.zero())
-    return InitialState(place.state(state), restored, load_seconds)
+    return InitialState(place.state(resumed(state, options)), restored, load_seconds)
+
+
+def resumed(state: TrainState, options: Options) -> TrainState:
+    """Returns the state in which a loop continues from a restored one."""
+    if options.on_nan != "stop":
+        return state
+    # Steps that an earlier run skipped must not stop this one.
+    return state.replace(health=Health.zero())
 
 
 def _check_sizes(sizes: Sequence[int], options: Options, place: Placement) -> None:

@@ -21,7 +21,7 @@ from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import ModelFns, Remat
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
-from tekoa.optim import unfreeze
+from tekoa.optim import freezing
 
 _log = logging.getLogger("tekoa")
 
@@ -50,7 +50,8 @@ class TrainTask:
             like the parameters; `fn(name, array)`; or for an NNX module a filter such as
             `nnx.LoRA`. The others stay as they are and have no optimizer state.
         unfreeze_at: Which parameters begin to train later: pattern to the number of updates before
-            their first one, as for `tekoa.unfreeze_at`.
+            their first one, as for `tekoa.freeze_on_schedule`.
+        freeze_at: Which parameters train no longer after a number of updates, likewise.
         remat: As for `make_train_step`, like `clip_norm` and `grad_noise`.
         step: A step of one's own, with `init` and in place of model, loss and optimizer:
             `step(state, batch, rng) -> (state, metrics)`, pure. Metrics are numbers by name.
@@ -72,6 +73,7 @@ class TrainTask:
     reduction: Reduction = "auto"
     trainable: Any = None
     unfreeze_at: Mapping[str, int] | None = None
+    freeze_at: Mapping[str, int] | None = None
     remat: Remat | None = None
     clip_norm: float | None = None
     grad_noise: float | None = None
@@ -80,8 +82,8 @@ class TrainTask:
 
     def __post_init__(self):
         _check_present(self, "optimizer" if self.step is None else "init", "data")
-        names = ("apply", "optimizer", "loss", "trainable", "unfreeze_at", "remat", "clip_norm")
-        names += ("grad_noise",)
+        names = ("apply", "optimizer", "loss", "trainable", "unfreeze_at", "freeze_at", "remat")
+        names += ("clip_norm", "grad_noise")
         if self.step is not None and any(getattr(self, name) is not None for name in names):
             raise TypeError(f"TrainTask(step=) replaces {', '.join(names)}.")
         object.__setattr__(self, "split", _split_of(self))
@@ -231,8 +233,10 @@ class ModelTraining:
     def __init__(self, fns: ModelFns, task: TrainTask, input_sample: Any = None):
         optimizer = optimizers.as_transformation(task.optimizer)
         transformation = optimizers.accepting_native(optimizer, fns.native)
-        if task.unfreeze_at:
-            transformation = unfreeze.unfreeze_at(transformation, task.unfreeze_at)
+        if task.unfreeze_at or task.freeze_at:
+            transformation = freezing.freeze_on_schedule(
+                transformation, unfreeze_at=task.unfreeze_at, freeze_at=task.freeze_at
+            )
         task = dataclasses.replace(task, optimizer=transformation)
         self._fns, self._task, self._input_sample = fns, task, input_sample
         self.optimizer_line = ""
@@ -249,6 +253,8 @@ class ModelTraining:
             n_steps: The total number of steps, if known.
             saved: The entry "optimizer" in the `facts` of an earlier part of the same run.
         """
+        if saved is not None and saved == self.facts.get("optimizer"):
+            return  # The same choice again.
         task = self._task
         find_table = functools.partial(find_scales, self._fns, task.loss, batch, split=task.split)
         with batches.described_errors(batch, task.split):

@@ -133,8 +133,9 @@ class TrainLoop:
         )
         if restored is not None:
             self._resume(state, restored)
-        if self._chooser and self._chooser.optimizer_line:
-            self._report(self._chooser.optimizer_line)
+        line = self._chooser.optimizer_line if self._chooser else ""
+        if line and (self.n_steps is None or int(state.step) < self.n_steps):
+            self._report(line)
         steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
             steps_per_dispatch, restored, self._place
         )
@@ -277,16 +278,16 @@ class TrainLoop:
     def evaluation(
         self, metrics: Mapping[str, Callable[..., Any]], data: Iterable[Any], **options: Any
     ) -> EvalLoop:
-        """Creates an `EvalLoop` for the same model, split and layout.
+        """Creates an `EvalLoop` for the same model and layout.
 
         Args:
             metrics: As for `EvalTask`.
             data: As for `EvalTask`.
-            **options: Further arguments of `EvalLoop`, such as `n_steps` and `label`.
+            **options: `split`, if it is not that of training; further arguments of `EvalLoop`.
         """
-        if "devices" not in options:
-            options.setdefault("layout", self._place.layout)
-        task = EvalTask(metrics=metrics, data=data, split=self._training.split)
+        options.setdefault("layout", None if "devices" in options else self._place.layout)
+        split = options.pop("split", self._training.split)
+        task = EvalTask(metrics=metrics, data=data, split=split)
         return EvalLoop(task, model=self.model_fns, **options)
 
     def __iter__(self) -> Iterator[Summary]:
@@ -308,8 +309,7 @@ class TrainLoop:
         """Yields checkpoints up to a total of `n_steps`; the loop's own `n_steps` is unchanged."""
         if check_count("n_steps", n_steps, 0) < self.step:
             raise ValueError(
-                f"n_steps is a total, got n_steps={n_steps}, but this loop has already completed "
-                f"{self.step} steps."
+                f"n_steps is a total, got n_steps={n_steps}, but {self.step} steps are complete."
             )
         return self._checkpoints(n_steps)
 

@@ -55,11 +55,11 @@ def grads_or_norms(
     metrics: dict[str, dict[str, float]], segment: Segment, state: TrainState, keep: KeepGrads
 ) -> PyTree:
     """Returns the gradients of a segment's last step; adds norms to the metrics instead."""
-    kept = segment.output.grads if segment.has_grads else None
-    if keep != "norms" or kept is None:
-        return kept
+    grads = segment.output.grads if segment.has_grads else None
+    if keep != "norms" or grads is None:
+        return grads
     names = ["/".join(name) for name in trees.leaf_names(state.params)]
-    norms = jax.device_get(jax.tree.leaves(kept))
+    norms = jax.device_get(jax.tree.leaves(grads))
     for i, kind in enumerate(("gradient", "update", "param")):
         metrics[f"{kind}_norms"] = {n: float(x[i]) for n, x in zip(names, norms, strict=True)}
     return None

@@ -1,3 +1,4 @@
+import sys
 import types
 
 import jax
@@ -162,3 +163,24 @@ def test_measuring_does_not_affect_training(line, early):
     ):
         np.testing.assert_allclose(a, b, rtol=1e-6)
     assert measured.data_state == alone.data_state
+
+
+def test_a_function_whose_first_call_was_interrupted_runs_as_fast_as_any():
+    n_traces, n_python_calls = [], []
+
+    def interrupted_once(x):
+        n_traces.append(1)
+        if len(n_traces) == 1:
+            raise KeyboardInterrupt
+        return x + 1
+
+    run = jax.jit(interrupted_once)
+    with pytest.raises(KeyboardInterrupt), dispatch.compiling(run):
+        run(jnp.zeros(3))
+    x = run(jnp.zeros(3))
+    sys.setprofile(lambda _, event, __: n_python_calls.append(event == "call"))
+    try:
+        run(x)
+    finally:
+        sys.setprofile(None)
+    assert sum(n_python_calls) < 3  # JAX's own functions would be a hundred.

@@ -153,3 +153,17 @@ def test_a_state_that_stays_valid_is_not_copied(rollback):
     leaves = start()
     run(rollback, leaves, [1.0], is_held=True)
     assert rollback._before is leaves
+
+
+def test_an_interrupt_before_a_dispatch_is_recorded_leaves_nothing_to_replay(rollback, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    leaves = start()
+    with monkeypatch.context() as patched:
+        patched.setattr("tekoa.core.trees.n_bytes", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            rollback.add(step, leaves, jnp.float32(1), is_held=False)
+    assert verify(rollback, leaves) is None
+    leaves = run(rollback, [jnp.float32(5), jnp.int32(0)], [jnp.float32(np.nan), jnp.float32(1)])
+    assert [float(x) for x in verify(rollback, leaves)[0]] == [6, 1]

@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import numpy as np
 import optax
@@ -103,6 +105,14 @@ def test_the_hook_is_called_before_each_dispatch(run):
     assert completed == [0, 2, 4, 5]
 
 
+def test_the_host_waits_for_the_losses_of_dispatches_in_their_order(run, monkeypatch):
+    sent = []
+    monkeypatch.setattr(runner.lookahead.Lookahead, "sent", lambda self, loss: sent.append(loss))
+    segment = run(10, steps_per_dispatch=4).advance(10)
+    assert len(sent) == 4  # Four steps, four steps, one, and the last one by itself.
+    assert sent[-1] is segment.output.loss
+
+
 def test_a_held_state_is_not_overwritten(run):
     running = run(10)
     state = running.state
@@ -131,3 +141,28 @@ def test_batches_of_different_shapes_are_not_grouped(line):
         return list(loop)[-1].state.params
 
     jax.tree.map(np.testing.assert_array_equal, final(2), final(1))
+
+
+def test_the_error_of_a_step_is_not_hidden_by_the_loss_of_its_arrays():
+    n_calls = itertools.count()
+
+    def fail_later(x):
+        if next(n_calls) == 8:
+            raise RuntimeError("the network is gone")
+        return x
+
+    def apply(params, x):
+        shape = jax.ShapeDtypeStruct((), x.dtype)
+        zero = jax.pure_callback(fail_later, shape, 0 * x[0, 0], vmap_method="sequential")
+        return x @ params["w"] + zero
+
+    task = TrainTask(
+        apply=apply,
+        optimizer=optax.sgd(0.1),
+        loss=lambda out, y: ((out - y) ** 2).mean(),
+        data=[(np.ones((4, 3), np.float32), np.ones(4, np.float32))] * 20,
+    )
+    params = {"w": np.ones(3, np.float32)}
+    loop = TrainLoop(params, task, n_steps=20, n_steps_per_checkpoint=20, steps_per_dispatch=1)
+    with pytest.raises(Exception, match="the network is gone"):
+        list(loop)

@@ -7,10 +7,11 @@ reason the moment of measuring depends on the number of steps alone. Convolution
 measured: in a scan they are ten times slower.
 """
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import jax
@@ -114,7 +115,8 @@ class Dispatcher:
         if seconds >= _SHORT_STEP_SECONDS:
             return 1, f"Running 1 step per dispatch: a step takes {1e3 * seconds:.2g} ms."
         group = [batch] * n
-        self._seconds(leaves, group, n_measured)  # Compiles.
+        with compiling(self.many):
+            self._seconds(leaves, group, n_measured)
         ratios = []
         while len(ratios) < _N_ROUNDS and not (len(ratios) > 1 and min(ratios) > 2):
             single = self._seconds(leaves, [batch], n_measured)
@@ -147,6 +149,20 @@ class Dispatcher:
 def is_choice_due(step: int, n_steps: int) -> bool:
     """Whether a run that has not chosen yet does so at a checkpoint; see `Dispatcher`."""
     return step >= _FIRST_STEP and n_steps > min(_CANDIDATES)
+
+
+@contextlib.contextmanager
+def compiling(program: Any) -> Iterator[None]:
+    """Surrounds the first call of a compiled function.
+
+    If that call does not return, JAX runs all later ones in Python, which is slower and where an
+    interrupt may lose their results. So the function is made to compile again.
+    """
+    try:
+        yield
+    except BaseException:
+        program.clear_cache()
+        raise
 
 
 @jax.jit

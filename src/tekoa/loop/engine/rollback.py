@@ -45,7 +45,7 @@ class Rollback:
     ):
         self._guarded = guarded
         self._all_finite_since, self._same_count = all_finite_since, same_count
-        self._before: Leaves | None = None
+        self._before: Leaves = []
         self._spare: Leaves | None = None
         self._dispatches: list[tuple[FlatStep, Any]] = []
         self._n_bytes = self._n_bytes_each = 0
@@ -65,7 +65,7 @@ class Rollback:
             batch: Its batch, or several of them stacked.
             is_held: Whether these arrays stay valid; otherwise they are copied if necessary.
         """
-        if self._before is None:
+        if not self._dispatches:
             self._before = leaves if is_held else self._copy(leaves)
         if not self._dispatches or self._dispatches[-1][0] is not program:
             self._n_bytes_each = trees.n_bytes(batch)
@@ -90,7 +90,7 @@ class Rollback:
         Returns:
             None if all steps were finite; else the replacement for `leaves` and the last output.
         """
-        if self._before is None:
+        if not self._dispatches:
             return None
         last = self._dispatches[-1][0]
         is_guarded = all_ran and self._guarded[last] is last
@@ -107,7 +107,8 @@ class Rollback:
 
     def close(self) -> None:
         """Discards the recorded steps, whose result is now final."""
-        self._before, self._dispatches = None, []
+        self._dispatches = []  # First: without them nothing is replayed, should an interrupt come.
+        self._before = []
         self._n_bytes = self._n_bytes_each = 0
 
 

@@ -1,5 +1,6 @@
 """Runs steps up to a target: draws batches, keeps the device busy, owns the state."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from tekoa.core import nonfinite
 from tekoa.core.state import Health, StepOutput, TrainState
 from tekoa.core.trees import PyTree
 from tekoa.loop.engine import lookahead
-from tekoa.loop.engine.dispatch import copy_leaves
+from tekoa.loop.engine.dispatch import compiling, copy_leaves
 from tekoa.loop.engine.flat_state import FlatStep, Leaves, Outputs, StateCodec
 from tekoa.loop.engine.programs import Programs
 from tekoa.loop.feed import BatchFeed, Form
@@ -117,6 +118,18 @@ class Runner:
         if self.feed.state != position:
             self.feed.restore(position)
 
+    def restart(self, state: TrainState, position: Any, steps_per_dispatch: int | None) -> None:
+        """Continues from another state and data position, with the programs that are compiled."""
+        self.feed.restore(position)
+        self._queue.clear()
+        if self._rollback is not None:
+            self._rollback.close()
+        state = self._place.state(state)
+        self._replace(state, self.codec.flatten(state))
+        self.step, self.is_exhausted = int(state.step), False
+        self._start = self.step, position
+        self._dispatcher.steps_per_dispatch = steps_per_dispatch
+
     def reset_sums(self, empty: Callable[[PyTree], PyTree]) -> None:
         """Empties the metrics accumulated in the state."""
         state = self.state
@@ -145,8 +158,8 @@ class Runner:
         )
 
     def _replace(self, state: TrainState, leaves: Leaves) -> None:
+        self._held = leaves, state  # First: an interrupt must not leave them to be consumed.
         self._current[:] = [(leaves, [])]
-        self._held = leaves, state
 
     @property
     def steps_per_dispatch(self) -> int | None:
@@ -193,7 +206,10 @@ class Runner:
                 self._run(group, form, is_last)
                 self.step += len(group)
         except BaseException:
-            self.step = int(self.state.step)  # An interrupt may have come in between.
+            # An interrupt may have come in between. If the step failed, it has consumed its arrays:
+            # its error is the one to report, such as that another process was lost.
+            with contextlib.suppress(ValueError, RuntimeError):
+                self.step = int(self.state.step)
             raise
         n_steps = self.step - start
         if not n_steps:
@@ -249,7 +265,8 @@ class Runner:
             leaves = copy_leaves(leaves)
         # In one piece of C code: an interrupt between the call and an assignment would lose
         # the new state, while the old one's arrays are gone already.
-        self._current[:] = map(run, [leaves], [batch])
+        with compiling(run) if is_new else contextlib.nullcontext():
+            self._current[:] = map(run, [leaves], [batch])
         self._held = None
         if is_new:  # The call returns before the step is done, but not before it is compiled.
             self._compile_seconds += time.perf_counter() - began

@@ -47,27 +47,27 @@ class LaneGroup:
     def __init__(
         self, lanes: Sequence[_Lane], last: Sequence[constants.Traced], how: machine.How = "auto"
     ):
-        self.how: machine.How = machine.choose_how(how, last[0])
+        self.how: machine.How = machine.choose_how(how)
         self._lanes = list(lanes)
+        self._last_steps = last
         self._runners = [lane.runner for lane in lanes]
         self._pending: dict[int, tuple[Leaves, Outputs, int, Any]] = {}
         self._ended: set[int] = set()
-        self._last = machine.Machine(last, self.how)
-        options = lanes[0].options
         # As in `programs.make_programs`: steps on CPU run without a guard against NaN and Inf.
-        self._has_rollback = self.how != "vmap" and options.on_nan in ("stop", "skip")
-        self._one = self._last if self.how == "vmap" else self._machine(is_guarded=False)
+        self._has_rollback = self.how != "vmap" and lanes[0].options.on_nan in ("stop", "skip")
+        self._machine = self._make_machine(is_guarded=False)
         self._guarded: machine.Machine | None = None
-        self.n_programs = 1 if self.how == "vmap" else 2
 
-    def _machine(self, *, is_guarded: bool) -> machine.Machine:
-        traced = []
+    def _make_machine(self, *, is_guarded: bool) -> machine.Machine:
+        if self.how == "vmap":
+            return machine.Machine(self._last_steps, self._last_steps, self.how)
+        steps = []
         for lane in self._lanes:
             options = lane.options
             if self._has_rollback and not is_guarded:
                 options = dataclasses.replace(options, on_nan="count")
-            traced.append(lane.trace(options, loss_only=True))
-        return machine.Machine(traced, self.how)
+            steps.append(lane.trace(options, loss_only=True))
+        return machine.Machine(steps, self._last_steps, self.how)
 
     def end(self, runner: Runner) -> None:
         """Runs a lane no longer; the programs stay as they are."""
@@ -95,16 +95,16 @@ class LaneGroup:
         ]
         before = [runner.leaves for runner in self._runners]
         run = _Run(self, active, target)
-        states, outputs = run.all_steps(before, self._one, self._last)
+        states, outputs = run.all_steps(before, self._machine)
         if not run.n_steps:
             return
         results = self._unloaded(states, outputs)
         if self._has_rollback:
             bad = [i for i in active if self._is_bad(i, results[i][0])]
             if bad:
-                self._guarded = self._guarded or self._machine(is_guarded=True)
+                self._guarded = self._guarded or self._make_machine(is_guarded=True)
                 rerun = _Run(self, bad, run.step)
-                states, outputs = rerun.all_steps(before, self._guarded, self._last)
+                states, outputs = rerun.all_steps(before, self._guarded)
                 again = self._unloaded(states, outputs)
                 results = [again[i] if i in bad else result for i, result in enumerate(results)]
         for i in active:
@@ -167,9 +167,7 @@ class _Run:
         after = [runners[i].feed.state for i in self._leaders]
         return {i: after[self._streams[i]] for i in self._active}
 
-    def all_steps(
-        self, lanes: Sequence[Leaves], one: machine.Machine, last: machine.Machine
-    ) -> tuple[Any, Any]:
+    def all_steps(self, lanes: Sequence[Leaves], runs: machine.Machine) -> tuple[Any, Any]:
         """Runs up to the target, or less if the data ends or a stop is requested."""
         runner = self._group.runners[self._active[0]]
         self._move_back()
@@ -183,9 +181,12 @@ class _Run:
             if self.step + 1 < self._target and not runner.should_stop():
                 following = self._draw()
             is_end = following is None and self._is_exhausted
-            program = last if is_end or self.step + 1 == self._target else one
-            states, outputs = program.run(
-                states, batches, streams=self._streams, is_active=self._is_active
+            states, outputs = runs.run(
+                states,
+                batches,
+                streams=self._streams,
+                is_active=self._is_active,
+                is_last=is_end or self.step + 1 == self._target,
             )
             ahead.sent(jax.tree.leaves(outputs)[0])
             self.step += 1

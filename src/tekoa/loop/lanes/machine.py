@@ -1,10 +1,10 @@
 """How one program runs the steps of several lanes.
 
-- "map" runs the lanes one after the other inside one program, in a loop. Each lane computes what
-  it would compute alone, on CPU to the bit, and lanes that have ended cost nothing.
-- "vmap" runs them side by side. That uses an accelerator best, but matrix products have another
-  shape, so the last bits differ from those of a lane alone.
-- "turn" calls one program for each lane: convolutions on CPU are slow inside a loop.
+- "turn" calls the program once for each lane. Each lane computes what it would compute alone, to
+  the bit, and lanes that have ended cost nothing. (In a loop over the lanes inside the program, XLA
+  fuses the operations of a step with those of the loop, and the last bits differ.)
+- "vmap" runs the lanes side by side. That uses an accelerator best, but matrix products have
+  another shape, so the last bits differ from those of a lane alone.
 """
 
 import functools
@@ -19,37 +19,42 @@ from tekoa.loop.engine.dispatch import stack_batches
 from tekoa.loop.engine.flat_state import Leaves, Outputs
 from tekoa.loop.lanes import constants
 
-How = Literal["auto", "map", "vmap", "turn"]
+How = Literal["auto", "turn", "vmap"]
 
 
-def choose_how(how: How, program: constants.Traced) -> How:
+def choose_how(how: How) -> How:
     """Returns how lanes run on this machine, if nothing is requested."""
     if how != "auto":
         return how
-    if jax.default_backend() != "cpu":
-        return "vmap"
-    # The text of a program includes the functions that it calls.
-    return "turn" if "conv_general_dilated" in str(program.program) else "map"
+    return "turn" if jax.default_backend() == "cpu" else "vmap"
 
 
 class Machine:
-    """Runs one kind of step for all lanes of a group.
+    """Runs the steps of all lanes of a group.
 
     Args:
-        programs: The traced step of each lane; all are alike.
-        how: How lanes run; not "auto".
+        steps: The traced step of each lane; all are alike. Its only output is the loss.
+        last_steps: The last step before a checkpoint of each lane, which has more outputs.
+        how: How lanes run; not "auto". With "vmap" all steps are last steps.
     """
 
-    def __init__(self, programs: Sequence[constants.Traced], how: How):
-        step, values = constants.merge(programs)
-        self._n_lanes, self._how = len(programs), how
-        if how == "turn":
-            self._values: Any = values
-            self._program = jax.jit(step, donate_argnums=1)
-        else:
-            self._values = [jnp.stack(column) for column in zip(*values, strict=True)]
-            run = {"map": _mapped, "vmap": _vmapped}[how](step)
-            self._program = jax.jit(run, donate_argnums=1)
+    def __init__(
+        self,
+        steps: Sequence[constants.Traced],
+        last_steps: Sequence[constants.Traced],
+        how: How,
+    ):
+        self._how = how
+        last, last_values = constants.merge(last_steps)
+        if how == "vmap":
+            self._values: Any = [jnp.stack(column) for column in zip(*last_values, strict=True)]
+            self._program = jax.jit(_vmapped(last), donate_argnums=1)
+            return
+        step, values = constants.merge(steps)
+        self._values = list(zip(values, last_values, strict=True))
+        # Convolutions on CPU are slow inside a branch, so they get a program for each kind of step.
+        static = (3,) if _has_convolution(last_steps[0]) else ()
+        self._program = jax.jit(_branched(step, last), donate_argnums=1, static_argnums=static)
 
     def run(
         self,
@@ -58,6 +63,7 @@ class Machine:
         *,
         streams: np.ndarray,
         is_active: np.ndarray,
+        is_last: bool,
     ) -> tuple[Any, Any]:
         """Runs one step.
 
@@ -66,14 +72,18 @@ class Machine:
             batches: One batch per stream.
             streams: The stream of each lane.
             is_active: Which lanes to run; what is returned for the others has no meaning.
+            is_last: Whether it is the last step before a checkpoint.
         """
-        if self._how != "turn":
-            stacked = stack_batches(list(batches))
-            return self._program(self._values, states, stacked, streams, is_active)
-        results: list[Any] = [(None, None)] * len(states)
+        if self._how == "vmap":
+            return self._program(self._values, states, stack_batches(list(batches)), streams)
+        leaves: list[Any] = [None] * len(states)
+        outputs: list[Any] = [None] * len(states)
         for i in np.flatnonzero(is_active):
-            results[i] = self._program(self._values[i], states[i], batches[streams[i]])
-        return [leaves for leaves, _ in results], [outputs for _, outputs in results]
+            batch = batches[streams[i]]
+            leaves[i], outputs[i] = self._program(self._values[i], states[i], batch, is_last)
+            if not is_last:
+                del outputs[i][1:]
+        return leaves, outputs
 
 
 def load(lanes: Sequence[Leaves], how: How) -> Any:
@@ -86,28 +96,38 @@ def unload(lanes: Any, n_lanes: int, how: How) -> list[Any]:
     return lanes if how == "turn" else _unstack(lanes, n_lanes)
 
 
-def _mapped(step: Callable[..., Any]) -> Callable[..., Any]:
-    def run(values: Any, states: Leaves, batches: Any, streams: Any, is_active: Any) -> Any:
-        def one(lane: Any) -> tuple[Leaves, Outputs]:
-            own_values, leaves, stream, active = lane
-            batch = jax.tree.map(lambda x: x[stream], batches)
-            shapes = jax.eval_shape(step, own_values, leaves, batch)[1]
-            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            return jax.lax.cond(
-                active, lambda: step(own_values, leaves, batch), lambda: (leaves, zeros)
-            )
+def _has_convolution(traced: constants.Traced) -> bool:
+    # The text of a program includes the functions that it calls.
+    return "conv_general_dilated" in str(traced.program)
 
-        return jax.lax.map(one, (values, states, streams, is_active))
+
+def _branched(step: Callable[..., Any], last: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns one function for both kinds of steps."""
+
+    def run(values: Any, leaves: Leaves, batch: Any, is_last: Any) -> tuple[Leaves, Outputs]:
+        def run_step() -> tuple[Leaves, Outputs]:
+            return step(values[0], leaves, batch)
+
+        def run_last() -> tuple[Leaves, Outputs]:
+            return last(values[1], leaves, batch)
+
+        if isinstance(is_last, bool):
+            return run_last() if is_last else run_step()
+        shapes = jax.eval_shape(run_last)[1]
+
+        def run_padded() -> tuple[Leaves, Outputs]:
+            new_leaves, outputs = run_step()
+            return new_leaves, [*outputs, *(jnp.zeros(x.shape, x.dtype) for x in shapes[1:])]
+
+        return jax.lax.cond(is_last, run_last, run_padded)
 
     return run
 
 
-def _vmapped(step: Callable[..., Any]) -> Callable[..., Any]:
-    def run(values: Any, states: Leaves, batches: Any, streams: Any, is_active: Any) -> Any:
-        del is_active
-
+def _vmapped(last: Callable[..., Any]) -> Callable[..., Any]:
+    def run(values: Any, states: Leaves, batches: Any, streams: Any) -> tuple[Leaves, Outputs]:
         def one(own_values: Any, leaves: Leaves, stream: Any) -> tuple[Leaves, Outputs]:
-            return step(own_values, leaves, jax.tree.map(lambda x: x[stream], batches))
+            return last(own_values, leaves, jax.tree.map(lambda x: x[stream], batches))
 
         return jax.vmap(one)(values, states, streams)
 
