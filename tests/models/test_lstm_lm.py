@@ -437,6 +437,7 @@ def test_training_can_use_found_scales(caplog):
     assert slot_sizes(loop) == {**SLOT_SIZES, "lstm/cell/core/bias": 4}
 
 
+@pytest.mark.slow
 def test_auto_learns_although_the_recurrence_could_amplify_gradients():
     """With its kernels on their scales, gradients grow 1.2 times per token and are noise."""
     config = small()

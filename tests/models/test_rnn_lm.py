@@ -37,6 +37,7 @@ def test_a_token_is_predicted_from_those_before_it():
     assert changed.tolist() == [False] * 7 + [True] * 3
 
 
+@pytest.mark.slow
 def test_random_tokens_cannot_be_predicted():
     rng = np.random.default_rng(1)
     batches = [(x, x) for x in rng.integers(0, 8, (120, 16, 10))]

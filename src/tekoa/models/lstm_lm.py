@@ -125,13 +125,14 @@ def experiment(config: Any, data: DataFacts) -> Experiment:
     token_loss = text.training_loss(label_smoothing=config.label_smoothing, z_loss=config.z_loss)
 
     def loss(logits: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
-        value, metrics = token_loss(logits, batch)
-        # With gradient accumulation, this sees only a part of the rows. The counts of all parts
-        # must add up to the square root of the number of tokens.
-        fraction = logits.shape[0] / data.batch_size
-        # The loss that is reported is the one per token.
-        count = jnp.sqrt(value.count * fraction)
-        return Mean(value.total, count), {**metrics, "loss": metrics["cost"]}
+        """Returns the sum divided by the root of the number of tokens, and the mean to report.
+
+        With gradient accumulation, this sees only a part of the rows. The counts of all parts must
+        add up to the root of the number of tokens.
+        """
+        (total, count), metrics = token_loss(logits, batch)
+        count = jnp.sqrt(count * (len(logits) / data.batch_size))
+        return Mean(total, count), {**metrics, "loss": metrics["cost"]}
 
     def optimizer() -> optax.GradientTransformation:
         scales = config.opt_config.scales
@@ -205,34 +206,22 @@ class LstmLM(nn.Module):
             train: Whether to use dropout.
         """
         n_rows = tokens_BxL.shape[0]
-        start = {
-            "prev": jnp.full(n_rows, self.start_id, jnp.int32),
-            "recurrent": jnp.zeros((n_rows, self.hidden_size), jnp.float32),
-            "memory": jnp.zeros((n_rows, self.memory_size), jnp.float32),
-        }
-        carry = {name: self.variable("carry", name, start.__getitem__, name) for name in start}
+        prev = self.variable("carry", "prev", jnp.full, n_rows, self.start_id, jnp.int32)
+        recurrent = self.variable("carry", "recurrent", jnp.zeros, (n_rows, self.hidden_size))
+        memory = self.variable("carry", "memory", jnp.zeros, (n_rows, self.memory_size))
         if is_first_B is None:
             is_first_B = jnp.asarray(train or n_rows > 1)
-        keep = jnp.broadcast_to(~jnp.asarray(is_first_B, bool), n_rows)
-        first_B = jnp.where(keep, carry["prev"].value, self.start_id)
+        keep_B = jnp.broadcast_to(~jnp.asarray(is_first_B, bool), n_rows)
+        first_B = jnp.where(keep_B, prev.value, self.start_id)
         init = nn.initializers.truncated_normal(self.hidden_size**-0.5)
         embed = nn.Embed(self.vocab_size, self.hidden_size, embedding_init=init, name="embed")
         x_LxBxH = embed(jnp.concatenate([first_B[None], tokens_BxL.T[:-1]]))
-        recurrent, memory = (
-            jnp.where(keep[:, None], carry[name].value, 0) for name in ("recurrent", "memory")
-        )
-        layer = LstmLayer(
-            self.hidden_size,
-            self.memory_size,
-            self.forget_gate_bias,
-            self.hidden_dropout_rate,
-            self.memory_dropout_rate,
-            name="lstm",
-        )
-        last, out_LxBxH = layer((recurrent, memory), x_LxBxH, train)
+        rates = self.hidden_dropout_rate, self.memory_dropout_rate
+        layer = LstmLayer(self.forget_gate_bias, *rates, name="lstm")
+        start = tuple(jnp.where(keep_B[:, None], x.value, 0) for x in (recurrent, memory))
+        last, out_LxBxH = layer(start, x_LxBxH, train)
         if not self.is_initializing():
-            carry["prev"].value = tokens_BxL[:, -1]
-            carry["recurrent"].value, carry["memory"].value = last
+            prev.value, (recurrent.value, memory.value) = tokens_BxL[:, -1], last
         bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
         return embed.attend(jnp.swapaxes(out_LxBxH, 0, 1)) + bias
 
@@ -240,34 +229,29 @@ class LstmLM(nn.Module):
 class LstmLayer(nn.Module):
     """Runs the cell over a sequence; attributes as for `LstmLM`."""
 
-    hidden_size: int
-    memory_size: int
     forget_gate_bias: float
     hidden_dropout_rate: float
     memory_dropout_rate: float
 
     def setup(self):
-        self.normalize = ShiftNorm()
-        self.cell = LstmCell(self.hidden_size, self.memory_size, self.forget_gate_bias)
+        self.normalize, self.cell = ShiftNorm(), LstmCell(self.forget_gate_bias)
         self.hidden_dropout = nn.Dropout(self.hidden_dropout_rate)
         self.memory_dropout = nn.Dropout(self.memory_dropout_rate)
 
     def __call__(
-        self, start: tuple[jax.Array, jax.Array], x_LxBxH: jax.Array, train: bool
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        self, start: tuple[jax.Array, ...], x_LxBxH: jax.Array, train: bool
+    ) -> tuple[tuple[jax.Array, ...], jax.Array]:
         """Returns the last recurrent output and memory, and all outputs (length, rows, hidden)."""
         mask_BxM = self.memory_dropout(jnp.ones_like(start[1]), deterministic=not train)
 
-        def run_cell(layer: "LstmLayer", carry: tuple[jax.Array, jax.Array], x_BxH: jax.Array):
-            recurrent, memory = carry
-            x = layer.normalize(jnp.concatenate([recurrent, x_BxH], -1))
+        def run_cell(layer: "LstmLayer", carry: tuple[jax.Array, ...], x_BxH: jax.Array):
+            x = layer.normalize(jnp.concatenate([carry[0], x_BxH], -1))
             x = layer.hidden_dropout(x, deterministic=not train)
-            out, memory = layer.cell(x, memory, mask_BxM)
+            out, memory = layer.cell(x, carry[1], mask_BxM)
             return (out, memory), out
 
-        scan = nn.scan(
-            run_cell, variable_broadcast="params", split_rngs={"params": False, "dropout": True}
-        )
+        rngs: Any = {"params": False, "dropout": True}
+        scan = nn.scan(run_cell, variable_broadcast="params", split_rngs=rngs)
         last, out_LxBxH = scan(self, start, x_LxBxH)
         return last, self.hidden_dropout(out_LxBxH, deterministic=not train)
 
@@ -275,24 +259,22 @@ class LstmLayer(nn.Module):
 class LstmCell(nn.Module):
     """One time step: a gated memory whose update is bounded by the gate."""
 
-    hidden_size: int
-    memory_size: int
     forget_gate_bias: float
 
     @nn.compact
     def __call__(
         self, x: jax.Array, memory: jax.Array, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the output and the next memory."""
+        """Returns the output, half as wide as x, and the next memory."""
         init = nn.initializers.truncated_normal(x.shape[-1] ** -0.5)
-        core = nn.DenseGeneral((4, self.memory_size), kernel_init=init, name="core")
+        core = nn.DenseGeneral((4, memory.shape[-1]), kernel_init=init, name="core")
         a, b, g, o = jnp.moveaxis(core(x), -2, 0)
         gate = nn.sigmoid(self.forget_gate_bias - g)
         limit = 1 / (1 + math.exp(self.forget_gate_bias))
         update = jnp.clip(limit * jnp.tanh(b), -gate, gate) * 2 * nn.silu(a)
         memory = memory * (1 - gate) + update
         read = ShiftNorm(name="normalize")(memory) * 2 * nn.sigmoid(o) * mask
-        out = nn.Dense(self.hidden_size, kernel_init=nn.initializers.zeros, name="out")
+        out = nn.Dense(x.shape[-1] // 2, kernel_init=nn.initializers.zeros, name="out")
         return out(read), memory
 
 
@@ -302,8 +284,7 @@ class ShiftNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns x normalized along its last axis."""
-        size = x.shape[-1]
-        x = x - self.param("shift", nn.initializers.zeros, (size,))
+        x = x - self.param("shift", nn.initializers.zeros, x.shape[-1:])
         x = x - jnp.mean(x, axis=-1, keepdims=True)
         square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-        return x * jax.lax.rsqrt(jnp.maximum(square * math.sqrt(size), 1.0))
+        return x * jax.lax.rsqrt(jnp.maximum(square * math.sqrt(x.shape[-1]), 1.0))

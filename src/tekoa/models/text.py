@@ -161,13 +161,6 @@ def check_rate(opt_config: Any) -> None:
         )
 
 
-def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
-    """Returns the mean loss of the tokens in nats."""
-    logits = logits_BxLxV.astype(jnp.float32)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"])
-    return _mean_over_tokens(losses, batch)
-
-
 Loss = Callable[..., tuple[Mean, dict[str, Mean]]]
 
 
@@ -184,9 +177,16 @@ def training_loss(*, label_smoothing: float, z_loss: float) -> Loss:
 
 
 def token_loss(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
-    """Returns the mean loss of the tokens, also as the metric `cost`."""
-    cost = token_losses(logits_BxLxV, batch)
+    """Returns the mean loss of the tokens in nats, also as the metric `cost`."""
+    logits_BxLxV = logits_BxLxV.astype(jnp.float32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxV, batch["tokens"])
+    cost = _mean_over_tokens(losses, batch)
     return cost, {"cost": cost}
+
+
+def token_losses(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
+    """Returns the mean loss of the tokens in nats."""
+    return token_loss(logits_BxLxV, batch)[0]
 
 
 def changed_loss(
@@ -222,10 +222,8 @@ def reciprocal_ranks(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> Mean:
 
 
 def _mean_over_tokens(values_BxL: jax.Array, batch: Mapping[str, Any]) -> Mean:
-    mask = batch.get("token_mask")
-    if mask is None:
-        return Mean(jnp.sum(values_BxL), jnp.float32(values_BxL.size))
-    return Mean(jnp.sum(jnp.where(mask, values_BxL, 0.0)), jnp.sum(jnp.asarray(mask, jnp.float32)))
+    mask_BxL = jnp.broadcast_to(batch.get("token_mask", True), values_BxL.shape)
+    return Mean(jnp.sum(values_BxL, where=mask_BxL), jnp.sum(mask_BxL, dtype=jnp.float32))
 
 
 def of_one_row(metrics: Mapping[str, Callable[..., Mean]]) -> dict[str, Callable[..., Mean]]:

@@ -23,7 +23,7 @@ over 8 devices, `--mesh=model=4` each layer over 4.
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -52,9 +52,6 @@ DEFAULTS = {
 
 # Logical axis to mesh axis. The rows of a batch are split over `data` and `fsdp`.
 LOGICAL_AXIS_RULES = (("vocab", "model"), ("heads", "model"), ("mlp", "model"), ("embed", "fsdp"))
-
-# Longest wavelength of the rotary positions, in tokens, divided by 2 pi.
-_BASE = 10_000.0
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -202,23 +199,30 @@ class TransformerLM(nn.Module):
     ) -> jax.Array:
         """Returns logits (rows, length, vocabulary); a token sees only those of its segment."""
         drop = nn.Dropout(self.dropout, deterministic=not train)
-        table = _param(self, "embedding", (self.vocab_size, self.width), ("vocab", "embed"), 1)
-        # The lookup needs complete rows on each device.
-        rows = constrain(table, "vocab", None)
+        table = _param(self, "embedding", "embed", vocab=self.vocab_size, embed=self.width)
         # The table has the scale of the output layer; as inputs, its rows need unit size.
-        x = drop(rows[tokens_BxL] * math.sqrt(self.width))
+        # The lookup needs complete rows on each device.
+        x = drop(constrain(table, "vocab", None)[tokens_BxL] * math.sqrt(self.width))
         x = constrain(x, "batch", "length", "embed")
-        attention, mlp = (nn.remat(Attention), nn.remat(MLP)) if self.remat else (Attention, MLP)
+        attention, mlp = Attention, MLP
+        if self.remat:
+            attention, mlp = nn.remat(Attention), nn.remat(MLP)
         for i in range(self.n_layers):
-            rate = self.stochastic_depth * (i + 1) / self.n_layers
-            skip = nn.Dropout(rate, broadcast_dims=(1, 2), deterministic=not train)
-            x = x + skip(drop(attention(self.n_heads, name=f"attention_{i}")(x, segments_BxL)))
+            thin = drop
+            if self.stochastic_depth:
+                thin = _and_rows(drop, self.stochastic_depth * (i + 1) / self.n_layers, train)
+            x = x + thin(attention(self.n_heads, name=f"attention_{i}")(x, segments_BxL))
             x = constrain(x, "batch", "length", "embed")
-            x = x + skip(drop(mlp(self.mlp_width, self.is_gated, name=f"mlp_{i}")(x)))
+            x = x + thin(mlp(self.mlp_width, self.is_gated, name=f"mlp_{i}")(x))
             x = constrain(x, "batch", "length", "embed")
-        x = RMSNorm(name="norm")(x)
-        logits = jnp.einsum("BLD,VD->BLV", x, table)
+        logits = jnp.einsum("BLD,VD->BLV", RMSNorm(name="norm")(x), table)
         return constrain(logits, "batch", "length", "vocab")
+
+
+def _and_rows(drop: nn.Module, rate: float, train: bool) -> Callable[[jax.Array], jax.Array]:
+    """Returns dropout that also leaves out rows, at a rate of their own."""
+    skip = nn.Dropout(rate, broadcast_dims=(1, 2), deterministic=not train)
+    return lambda x: skip(drop(x))
 
 
 class Attention(nn.Module):
@@ -232,13 +236,11 @@ class Attention(nn.Module):
         width, length = x_BxLxD.shape[-1], x_BxLxD.shape[1]
         size = width // self.n_heads
         x = RMSNorm(name="norm")(x_BxLxD)
-        shape, axes = (width, self.n_heads, size), ("embed", "heads", "kv")
+        sizes = {"embed": width, "heads": self.n_heads, "kv": size}
+        kernels = [_param(self, name, "embed", **sizes) for name in ("query", "key", "value")]
         q, k, v = (
-            constrain(
-                jnp.einsum("BLD,DHK->BLHK", x, _param(self, name, shape, axes, 0)),
-                *("batch", "length", "heads", "kv"),
-            )
-            for name in ("query", "key", "value")
+            constrain(jnp.einsum("BLD,DHK->BLHK", x, w), "batch", "length", "heads", "kv")
+            for w in kernels
         )
         # Only distances count, so positions need not start over in a segment.
         positions = jnp.arange(length)
@@ -249,17 +251,18 @@ class Attention(nn.Module):
         scores = jnp.where(is_visible, scores.astype(jnp.float32) / math.sqrt(size), -jnp.inf)
         weights = nn.softmax(scores).astype(v.dtype)
         mixed = jnp.einsum("BHQS,BSHK->BQHK", weights, v)
-        out = _param(self, "out", (self.n_heads, size, width), ("heads", "kv", "embed"), 0, 1)
+        out = _param(self, "out", "heads kv", heads=self.n_heads, kv=size, embed=width)
         return jnp.einsum("BLHK,HKD->BLD", mixed, out)
 
 
 def rotate(x_BxLxHxK: jax.Array, positions_L: jax.Array) -> jax.Array:
     """Rotates pairs of entries by angles proportional to the position.
 
-    The product of two rotated vectors depends only on the distance of their positions.
+    The product of two rotated vectors depends only on the distance of their positions. The longest
+    wavelength is 2 pi 10,000 tokens.
     """
     half = x_BxLxHxK.shape[-1] // 2
-    rates = _BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    rates = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = positions_L.astype(jnp.float32)[:, None, None] * rates
     cos, sin = (f(angles).astype(x_BxLxHxK.dtype) for f in (jnp.cos, jnp.sin))
     a, b = jnp.split(x_BxLxHxK, 2, axis=-1)
@@ -277,12 +280,12 @@ class MLP(nn.Module):
         """Returns the update to be added to x."""
         width = x_BxLxD.shape[-1]
         x = RMSNorm(name="norm")(x_BxLxD)
-        shape, axes = (width, self.hidden_width), ("embed", "mlp")
-        hidden = nn.silu(x @ _param(self, "in", shape, axes, 0))
+        sizes = {"embed": width, "mlp": self.hidden_width}
+        hidden = nn.silu(x @ _param(self, "in", "embed", **sizes))
         if self.is_gated:
-            hidden = hidden * (x @ _param(self, "gate", shape, axes, 0))
+            hidden = hidden * (x @ _param(self, "gate", "embed", **sizes))
         hidden = constrain(hidden, "batch", "length", "mlp")
-        return hidden @ _param(self, "out", shape[::-1], axes[::-1], 0)
+        return hidden @ _param(self, "out", "mlp", mlp=self.hidden_width, embed=width)
 
 
 class RMSNorm(nn.Module):
@@ -297,15 +300,9 @@ class RMSNorm(nn.Module):
         return x * jax.lax.rsqrt(square + 1e-6).astype(x.dtype) * scale
 
 
-def _param(
-    module: nn.Module,
-    name: str,
-    shape: tuple[int, ...],
-    axes: tuple[str, ...],
-    *contracted: int,
-) -> jax.Array:
-    """Creates a weight with logical axes; its scale keeps the size of the input."""
-    stddev = math.prod(shape[axis] for axis in contracted) ** -0.5
+def _param(module: nn.Module, name: str, contracted: str, **sizes: int) -> jax.Array:
+    """Creates a weight from the sizes of its logical axes; it keeps the size of its input."""
+    stddev = math.prod(sizes[axis] for axis in contracted.split()) ** -0.5
     # `param` returns the array without the box of its axes, contrary to its type.
-    init: Any = nn.with_logical_partitioning(nn.initializers.normal(stddev), axes)
-    return module.param(name, init, shape)
+    init: Any = nn.with_logical_partitioning(nn.initializers.normal(stddev), tuple(sizes))
+    return module.param(name, init, tuple(sizes.values()))

@@ -57,7 +57,7 @@ def test_flags_of_a_file_are_read_and_the_command_line_wins(
     assert config.progress is False
     assert config.valid_pattern is None
     assert config.overrides == {"width": "9", "opt.warmup": "10", "opt.sizes": "3,4"}
-    assert config.given == {"train_batch_size", "learning_rate", "save_high", "progress"}
+    assert config.set_flags == {"train_batch_size", "learning_rate", "save_high", "progress"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_words_and_flags_can_be_mixed():
     assert words == ["train", "mnist"]
     assert run.train_batch_size == 32
     assert run.save_high == ("a", "b")
-    assert run.given == {"train_batch_size", "save_high"}
+    assert run.set_flags == {"train_batch_size", "save_high"}
 
 
 def test_model_settings_can_appear_anywhere():
@@ -82,6 +82,7 @@ def test_help_of_a_command_lists_only_its_flags():
     [
         ("--max_ckpt=0", "--max_ckpt must be an integer of at least 1, got '0'."),
         ("--max_ckpt=many", "--max_ckpt must be an integer of at least 1, got 'many'."),
+        ("--clip_norm=nan", "--clip_norm must be a number, got nan."),
         ("--ema=2", "--ema must be a number from 0 to 1, got '2'."),
         ("--profiler_port=0", "--profiler_port must be an integer from 1 to 65535, got '0'."),
         ("--progress=maybe", "--progress must be true or false, got 'maybe'."),

@@ -2,7 +2,7 @@ from tekoa.estimator.cli import run_config
 
 
 def test_flags_on_the_command_line_override_the_models_defaults():
-    config = run_config.RunConfig(train_batch_size=32, given=frozenset(["train_batch_size"]))
+    config = run_config.RunConfig(train_batch_size=32, set_flags=frozenset(["train_batch_size"]))
     config = config.with_defaults({"train_batch_size": 8, "train_epochs": 3})
     assert (config.train_batch_size, config.train_epochs) == (32, 3)
 

@@ -7,8 +7,9 @@ from tekoa.estimator.eject.document import _check_names, _imports
 
 
 def test_imports_are_sorted_and_used():
-    body = "x = jnp.sqrt(np.ones(3)) + math.pi"
-    assert _imports(body, ["from flax import linen as nn", "import re", ""]).split("\n") == [
+    body = "x = jnp.sqrt(np.ones(3)) + math.pi + nn.relu(re.a)"
+    others = ["from flax import linen as nn", "import re", "import collections", ""]
+    assert _imports(body, others).split("\n") == [
         "import math",
         "import re",
         "",

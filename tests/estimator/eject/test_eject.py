@@ -50,34 +50,33 @@ def losses_of(file, n_steps, env=None):
 
 
 def check_text(file):
-    """Checks that a file reads as if it were written by hand: no Tekoa, formatted, no warnings."""
+    """Checks that a file reads as if it were written by hand: no Tekoa, no long lines."""
     ruff = pathlib.Path(sys.executable).with_name("ruff")
-    for words in (["format", "--check"], ["check", "--select=E,F,I,W", "--ignore=E731"]):
-        command = [ruff, *words, "--isolated", "--line-length=100", file]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
+    words = ["check", "--select=E,F,I,W", "--ignore=E731", "--isolated", "--line-length=100", file]
+    done = subprocess.run([ruff, *words], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
     text = file.read_text()
     assert "import tekoa" not in text
     assert "eval(" not in text
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("library", "optimizer"),
+    ("library", "optimizer", "flags"),
     [
-        ("linen", "auto"),
-        *(
-            pytest.param(library, optimizer, marks=pytest.mark.slow)
-            for library, optimizer in [
-                *(("nnx", "auto"), ("equinox", "auto"), ("haiku", "amos"), ("linen", "amos")),
-            ]
-        ),
+        ("linen", "auto", []),
+        ("linen", "", ["--clip_norm=0.5"]),
+        ("nnx", "auto", []),
+        ("equinox", "auto", []),
+        ("haiku", "amos", []),
+        ("linen", "amos", []),
     ],
 )
-def test_plain_file_has_the_losses_of_the_run(library, optimizer, tmp_path, capsys):
+def test_plain_file_has_the_losses_of_the_run(library, optimizer, flags, tmp_path, capsys):
     run = tmp_path / "run"
-    flags = [f"--module_config.library={library}", f"--module_config.optimizer={optimizer}"]
-    recorded = train(MODEL, run, *flags)
+    settings = [f"--module_config.library={library}", f"--module_config.optimizer={optimizer}"]
+    recorded = train(MODEL, run, *settings, *flags)
     before = sorted(run.rglob("*"))
     assert main.main(["eject", str(run), f"--out={tmp_path}/plain.py"]) == 0
     assert "plain.npz" in capsys.readouterr().out
@@ -85,7 +84,7 @@ def test_plain_file_has_the_losses_of_the_run(library, optimizer, tmp_path, caps
     losses = losses_of(tmp_path / "plain.py", 20)
     assert {step: losses[step - 1] for step in (5, 10, 15, 20)} == recorded
     text = check_text(tmp_path / "plain.py")
-    assert len(text.splitlines()) < 260
+    assert len(text.splitlines()) < 235
     for name in ("def unused", "Too narrow", "config"):
         assert name not in text
 
@@ -94,11 +93,11 @@ def test_plain_file_has_the_losses_of_the_run(library, optimizer, tmp_path, caps
 @pytest.mark.parametrize(
     ("model", "flags", "n_lines"),
     [
-        ("mnist", [], 230),
+        ("mnist", [], 200),
         ("mnist", ["--module_config.optimizer=amos"], 200),
-        ("transformer_lm", [], 380),
-        ("lstm_lm", [*SMALL_LSTM, *ADAM], 265),
-        ("lstm_lm", SMALL_LSTM, 365),
+        ("transformer_lm", [], 290),
+        ("lstm_lm", [*SMALL_LSTM, *ADAM], 200),
+        ("lstm_lm", SMALL_LSTM, 280),
     ],
 )
 def test_bundled_model_has_the_same_losses_for_200_steps(model, flags, n_lines, tmp_path):
@@ -129,7 +128,7 @@ def test_long_model_file_has_the_same_losses(model, tmp_path):
     ("flags", "message"),
     [
         (["--accumulate=2"], "--accumulate"),
-        (["--clip_norm=1"], "--clip_norm"),
+        (["--remat=dots"], "--remat"),
         (["--optimizer=muon"], "'muon'"),
         (["--optimizer=lbfgs"], "line search"),
     ],

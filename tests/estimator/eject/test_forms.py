@@ -9,7 +9,6 @@ import pytest
 
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.eject.forms import _short
-from tekoa.estimator.eject.source import Code
 from tekoa.estimator.model_file.experiment import DataFacts
 
 CONFIG = plain_model.get_config()
@@ -20,9 +19,10 @@ FACTS = DataFacts(info=None, n_examples=40, batch_size=8, sample=BATCH)
 def parts_of(**changes):
     experiment = plain_model.experiment(CONFIG, FACTS)
     vars(experiment).update(changes)
-    run = SimpleNamespace(module=plain_model, settings=CONFIG)
+    config = SimpleNamespace(clip_norm=None)
+    run = SimpleNamespace(module=plain_model, settings=CONFIG, config=config)
     program = SimpleNamespace(experiment=lambda kind: experiment, facts=lambda kind: FACTS)
-    return _short(run, program, Code(plain_model), optax.sgd(0.5), BATCH, True)
+    return _short(run, program, optax.sgd(0.5), BATCH, True)
 
 
 def test_sections_have_what_they_are_named_after():

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import plain_model
 import pytest
@@ -23,7 +24,8 @@ def loss(params, x):
     return jnp.sum((x + params["b"]) @ params["c"])
 
 
-SHAPES = {f"kernel_{i}": (4, 4) for i in range(3)} | {"b": (4,), "c": (4, 2)}
+# The second kernel is orthogonalised in two blocks.
+SHAPES = {"kernel_0": (4, 70), "kernel_1": (70, 70), "kernel_2": (70, 4), "b": (4,), "c": (4, 2)}
 NETWORK = {name: jnp.ones(shape) for name, shape in SHAPES.items()}
 
 
@@ -35,7 +37,7 @@ def code_of(tx, params=PARAMS):
 
 def rebuilt(tx, params=PARAMS):
     blocks, expression = code_of(tx, params)
-    names = {"functools": functools, "jax": jax, "jnp": jnp, "optax": optax}
+    names = {"functools": functools, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
     exec("\n".join(blocks), names)
     return eval(expression, names)
 

@@ -11,7 +11,9 @@ import pytest
 import tekoa
 from tekoa.core import trees
 from tekoa.estimator.eject import plain
+from tekoa.optim import orthogonal
 from tekoa.optim.amos import slots
+from tekoa.optim.scales.roles import Role
 from tekoa.sharding import constrain
 
 PARAMS = {
@@ -53,6 +55,18 @@ def test_mean_of_squares_by_slabs():
         jax.jit(lambda x: plain.mean_of_squares(x, (1, 256), True))(x),
     ]
     np.testing.assert_array_equal(*means)
+
+
+@pytest.mark.parametrize("shape", [(128, 100), (30, 40), (70, 3, 50)])
+def test_orthogonalised(shape):
+    role = Role(kind="contracted", contracted=(0,), free=tuple(range(1, len(shape))))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    blocks = orthogonal.blocks_of(shape, role, 64)
+    results = [
+        jax.jit(lambda x: orthogonal.orthogonalise(x, role, n_iterations=3, max_side=64))(x),
+        jax.jit(lambda x: plain.orthogonalised(x, *blocks))(x),
+    ]
+    np.testing.assert_array_equal(*results)
 
 
 def test_are_finite():

@@ -79,7 +79,7 @@ CONFIG = ml_collections.ConfigDict({"n": 7, "opt": {"rate": 0.5}})
 def test_a_function_comes_with_what_it_uses(module):
     code = Code(module)
     assert code.call(functools.partial(module.helper, width=5), "x", "f") == "helper(x, width=5)"
-    assert [*code.blocks] == ["WIDTH", "UsageError", "constrain", "half", "helper"]
+    assert [*code.blocks] == ["WIDTH", "UsageError", "half", "helper"]
     assert code.blocks["WIDTH"] == "# The width.\nWIDTH = 3"
     assert "def helper(x, width=WIDTH)" in code.blocks["helper"]
     assert "half(width) + half(x)" in code.blocks["helper"]
@@ -120,7 +120,7 @@ def test_statements_that_an_argument_needs(module):
     assert statements == "width = 7 + 1\nnet = Net(width)\nmodel = net"
 
 
-@pytest.mark.parametrize("module", ["tekoa.scales", "tekoa.data.load"], indirect=True)
+@pytest.mark.parametrize("module", ["tekoa.scales", "tekoa.data.load", "tekoa.amos"], indirect=True)
 def test_other_names_of_tekoa_are_refused(module):
     with pytest.raises(UsageError, match=r"some_model\.py: '[a-z_]+' of Tekoa"):
         Code(module).expression(module.uses)

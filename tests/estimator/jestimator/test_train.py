@@ -360,6 +360,7 @@ def test_auto_is_chosen_from_the_loss_of_the_step(tmp_path, capfd):
         np.testing.assert_allclose(params[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_auto_resumes_with_the_same_scales(tmp_path):
     assert train_regression(tmp_path / "whole", "--optimizer=auto", "--max_train_steps=4") == 0
     half = ["--optimizer=auto", "--max_train_steps=4", "--check_every_steps=2"]

@@ -34,7 +34,9 @@ def tensorboard_texts(directory):
     return [(x.step, x.tensor_proto.string_val[0].decode()) for x in reader.Tensors("sample")]
 
 
-@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize(
+    "model", ["transformer_lm", pytest.param("lstm_lm", marks=pytest.mark.slow)]
+)
 def test_samples_are_in_every_log(model, tmp_path, capsys):
     flags = ["--sample_every=10", "--sample_prompt=david sees", "--json"]
     assert main.main(words(model, tmp_path, *flags)) == 0

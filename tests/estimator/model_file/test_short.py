@@ -1,3 +1,4 @@
+import itertools
 import pathlib
 import types
 
@@ -88,6 +89,33 @@ def test_training_opens_its_data_once():
     short.sample("train")
     short.scales()
     assert patterns == ["n"]
+
+
+@pytest.mark.parametrize("as_iterator", [False, True])
+def test_training_streams_data_without_an_end(as_iterator):
+    n_read = 0
+
+    def numbers():
+        nonlocal n_read
+        for i in itertools.count():
+            n_read += 1
+            yield {"x": np.float32([i % 3]), "y": np.float32(i % 3)}
+
+    def open_data(settings, pattern, *, train):
+        return numbers() if as_iterator else numbers
+
+    short = program("--train_pattern=n", "--train_batch_size=2", open_data=open_data)
+    assert short.facts("train").n_examples is None
+    assert [c.step for c in train_loop(short, n_steps_per_checkpoint=5)] == [5]
+    assert n_read < 50
+
+
+def test_a_model_that_needs_the_number_of_batches_gets_that_of_a_stream():
+    def open_data(settings, pattern, *, train):
+        return lambda: iter(list(open_numbers(settings, pattern, train=train)))
+
+    short = program("--train_pattern=n", "--train_batch_size=2", open_data=open_data)
+    assert short.facts("train").n_batches == 5
 
 
 def test_evaluating_another_checkpoint_opens_and_traces_nothing():

@@ -44,7 +44,10 @@ def test_training_ends_with_the_data():
         ("--batch_schedule=later", "pairs of step and number .* got 'later'"),
         ("--batch_schedule=5:20 --train_consecutive=2", "continue one another"),
         ("--unfreeze_at=nowhere=5", "--unfreeze_at: .*nowhere"),
-        ("--unfreeze_at=kernel=0", "STEPS the number of steps before; got 'kernel=0'"),
+        ("--unfreeze_at=kernel=0", "STEPS a number of steps from 1 up; got 'kernel=0'"),
+        ("--freeze_at=kernel", "--freeze_at must be .* got 'kernel'"),
+        ("--freeze_at=nowhere=5", "--freeze_at: .*nowhere"),
+        ("--freeze_at=kernel=2 --unfreeze_at=kernel=3", "--freeze_at: .* would never train"),
         ("--unfreeze_at=[=3", "got '\\[=3'"),
         ("--length_schedule=5:2", "--length_schedule needs a number for step 0"),
     ],
@@ -65,17 +68,17 @@ def test_the_rows_of_batches_follow_the_schedule():
     assert [c.setup["n_rows"] for c in loop] == [10, 30, 50]
 
 
-def test_parameters_are_unfrozen_after_the_steps_of_the_flag():
-    _, loop = loop_of("--unfreeze_at=kernel=2", "--max_train_steps=4")
+def test_parameters_train_between_the_steps_of_the_flags():
+    _, loop = loop_of("--unfreeze_at=kernel=2", "--freeze_at=kernel=3", "--max_train_steps=4")
     names = trees.named_leaves(loop.state.params)
     (kernel,) = [name for name in names if "kernel" in name[-1]]
     before = [trees.named_leaves(loop.state.params)]
-    for _ in range(3):
+    for _ in range(4):
         loop.next_step()
         before.append(trees.named_leaves(loop.state.params))
     changed = [
         {name for name in names if np.any(np.asarray(a[name]) != np.asarray(b[name]))}
         for a, b in itertools.pairwise(before)
     ]
-    assert [kernel in names for names in changed] == [False, False, True]
+    assert [kernel in names for names in changed] == [False, False, True, False]
     assert all(len(names) > 0 for names in changed)

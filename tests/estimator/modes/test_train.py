@@ -246,7 +246,7 @@ def test_optimizer_by_name_is_stored_and_resumed(tmp_path, capsys):
     assert main.main(["train", TINY, f"--model_dir={whole}", *flags]) == 0
     assert "Optimizer auto (sphere): planned for 9 steps" in capsys.readouterr().out
     record = json.loads((whole / "run.json").read_text())
-    assert record["optimizer"] == {"name": "auto", "n_steps": 9, "rule": 5}
+    assert record["optimizer"] == {"name": "auto", "n_steps": 9, "rule": 6}
     assert record["scales"]
     stop = [*flags, "--valid_pattern=stopping", "--valid_batch_size=10"]
     stop.append("--module_config.stop_at_read=330")

@@ -97,6 +97,42 @@ def test_watcher_killed_during_an_evaluation_repeats_that_step(copied):
     assert not list((copied / "eval").glob(".pin-*"))
 
 
+def test_the_last_step_is_evaluated_though_training_ends_while_steps_are_listed(
+    copied, tmp_path, monkeypatch
+):
+    hidden = {name: tmp_path / name for name in ("checkpoint_25", "train_end.json")}
+    for name, path in hidden.items():
+        (copied / name).rename(path)
+    list_steps, evaluated = paths.list_steps, []
+
+    def list_and_end(directory):
+        steps = list_steps(directory)
+        while directory == copied and evaluated == [0, 10, 20] and hidden:
+            name, path = hidden.popitem()
+            path.rename(copied / name)
+        return steps
+
+    monkeypatch.setattr(paths, "list_steps", list_and_end)
+
+    def evaluate(path, stop_flag):
+        evaluated.append(paths.parse_step(path.rsplit("/", 1)[1]))
+        return {"a": 1.0}
+
+    watcher(copied, evaluate, "--check_ckpt_every_secs=0").run(ignore)
+    assert evaluated == [0, 10, 20, 25]
+
+
+def test_a_step_that_training_removes_meanwhile_is_evaluated(copied):
+    def evaluate(path, stop_flag):
+        step = path.rsplit("/", 1)[1]
+        shutil.rmtree(copied / step)
+        return {"step": float(store.load(path)["step"])}
+
+    watcher(copied, evaluate).run(ignore)
+    by_step, _ = points(copied / "eval", "eval/step")
+    assert by_step == {0: 0, 10: 10, 20: 20, 25: 25}
+
+
 def test_removed_and_damaged_steps_are_reported(copied, capsys):
     shutil.rmtree(copied / "checkpoint_10")
     (copied / "checkpoint_20" / "tekoa.manifest").unlink()
@@ -122,7 +158,8 @@ def test_unknown_metric_is_a_usage_error_and_nothing_is_recorded(copied):
     mistyped = watcher(copied, lambda *_: {"a": 1.0}, "--save_high=acuracy")
     with pytest.raises(UsageError, match=r"unknown metric: acuracy. Available metrics: a\."):
         mistyped.run(ignore)
-    assert not (copied / "eval" / watch.NOTE).exists()
+    mistyped.close()
+    assert not (copied / "eval").exists()
 
 
 def test_waiting_is_reported_once(tmp_path, capsys):
@@ -363,6 +400,7 @@ def test_a_second_evaluator_with_the_same_label_is_refused(tmp_path, monkeypatch
     first.close()
     # As another living process would have written it.
     owner = {**json.loads(held), "pid": os.getppid(), "start": lease._process(os.getppid())[0]}
+    (tmp_path / "eval").mkdir(exist_ok=True)
     (tmp_path / "eval" / lease.NAME).write_text(json.dumps(owner))
     with pytest.raises(errors.LeaseHeldError):
         watcher(tmp_path, None)

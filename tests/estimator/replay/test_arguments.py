@@ -53,3 +53,20 @@ def other_seed(train, tmp_path_factory):
 def test_the_help_of_every_command_has_an_example(capsys, command):
     assert main.main([command, "--help"]) == 0
     assert f"Example: tekoa {command} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["verify", "RUN", "--fration=1"],
+            "does not know '--fration=1'. Did you mean '--fraction'?",
+        ),
+        (["diff", "RUN", "RUN", "RUN"], "tekoa diff does not know"),
+        (["sweep", "mnist", "--sedes=2"], "Unknown flag --sedes. Did you mean '--seeds'?"),
+    ],
+)
+def test_a_mistyped_flag_gets_a_suggestion(trained, capsys, arguments, message):
+    words = [str(trained) if word == "RUN" else word for word in arguments]
+    assert main.main(words) == 2
+    assert message in capsys.readouterr().err

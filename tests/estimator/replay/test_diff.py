@@ -39,8 +39,22 @@ def test_runs_without_a_common_checkpoint_are_compared_by_training_again(trained
     assert (result.step, result.n_equal, result.n_replays) == (None, 30, 2)
     for step in (10, 30):
         shutil.rmtree(run_copy / f"checkpoint_{step}")
-    with pytest.raises(ReplayError, match="run has no checkpoint to compare"):
+    with pytest.raises(ReplayError, match="run has no complete checkpoint"):
         tekoa.diff(run_copy, other)
+
+
+def test_an_average_changes_no_step_and_another_model_is_named(trained, tmp_path, train):
+    assert train(tmp_path / "run", "--ema=0.9", "--max_train_steps=20") == 0
+    result = tekoa.diff(trained, tmp_path / "run")
+    assert (result.step, result.n_equal) == (None, 20)
+    file = tmp_path / "rated_model.py"
+    file.write_text(MODEL.read_text().replace("nn.Dense(2)", 'nn.Dense(2, name="head")'))
+    directory = tmp_path / "other"
+    assert main.main(["train", str(file), f"--model_dir={directory}", "--max_train_steps=10"]) == 0
+    result = tekoa.diff(trained, directory)
+    assert (result.step, result.where) == (0, "initial state")
+    names = "Dense_1/bias, Dense_1/kernel, head/bias, head/kernel"
+    assert result.detail == f"Only one run has {names}."
 
 
 def test_a_rate_that_was_changed_at_a_resume(trained, tmp_path, train, capsys):
@@ -83,6 +97,10 @@ def test_other_labels_are_found_at_the_first_batch_that_has_one(trained, tmp_pat
         ),
         (["--train_consecutive=4"], 1, "batch", "--train_consecutive: not set -> 4"),
         (["--clip_norm=0.01"], 1, "update", "--clip_norm: not set -> 0.01"),
+        (["--unfreeze_at=Dense_0=15"], 1, "update", "--unfreeze_at: not set -> Dense_0=15"),
+        (["--optimizer=sgd"], 1, "update", "--optimizer: not set -> sgd"),
+        (["--batch_schedule=17:16"], 18, "batch", "--batch_schedule: not set -> 17:16"),
+        (["--precision=fp16"], 1, "loss", "--precision: float32 -> fp16"),
         (["--precision=bf16"], 1, "loss", "--precision: float32 -> bf16"),
     ],
 )
@@ -119,3 +137,9 @@ def test_a_checkpoint_that_was_changed_is_not_what_its_record_produces(run_copy,
     result = tekoa.diff(trained, run_copy)
     assert (result.step, result.where) == (30, "checkpoint")
     assert f"step 30 of {run_copy} is not what its record produces" in result.cause
+
+
+def test_another_model_is_named_among_the_settings(trained, run_copy):
+    path = run_copy / "run.json"
+    path.write_text(path.read_text().replace('"model": "rated_model"', '"model": "other"'))
+    assert tekoa.diff(trained, run_copy).settings == ["model: rated_model -> other"]

@@ -51,3 +51,13 @@ def test_a_gradient_is_told_from_the_value():
     found = origin.find_origin(function, [jnp.float32(0)], everything)
     assert found is not None
     assert found.file == __file__
+
+
+def test_inside_a_function_of_jax_the_line_of_its_call_is_named():
+    def function(x):
+        return jnp.linalg.norm(x) + jnp.linalg.norm(0 * x)
+
+    jnp.linalg.norm(jnp.ones(2))  # Traced here first.
+    found = origin.find_origin(jax.grad(function), [jnp.ones(2)], everything)
+    assert found is not None
+    assert (found.file, found.line) == (__file__, function.__code__.co_firstlineno + 1)

@@ -1,5 +1,8 @@
+import importlib.metadata
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -94,3 +97,17 @@ def test_the_record_of_a_rolled_back_run_is_complete_for_every_start(train, tmp_
     assert (first.facts["settings"]["rate"], second.facts["settings"]["rate"]) == (0.01, 0.5)
     assert second.facts["random_seed"] == 3
     assert second.step == 10
+
+
+def test_packages_that_are_not_loaded_yet_are_not_missing(run_copy):
+    """`equinox` is loaded by the model file, if at all."""
+    program = (
+        "import sys; from tekoa.estimator.replay import record;"
+        f"start = record.read_record({str(run_copy)!r}).starts[0];"
+        "start.facts['versions']['equinox'] = '0.0.1';"
+        "print(start.differences(), 'equinox' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"equinox was 0.0.1, is {importlib.metadata.version('equinox')}." in result.stdout
+    assert "False" in result.stdout

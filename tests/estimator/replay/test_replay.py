@@ -1,3 +1,5 @@
+import pathlib
+
 import pytest
 
 import tekoa
@@ -5,6 +7,8 @@ from tekoa.estimator.cli import main
 from tekoa.estimator.replay.segment import ReplayError
 from tekoa.store.formats import index
 from tekoa.testing import assert_trees_equal
+
+MODEL = pathlib.Path(__file__).parent / "rated_model.py"
 
 
 def test_the_command_replays_and_compares(trained, capsys):
@@ -37,7 +41,7 @@ def test_the_result_can_be_saved_elsewhere(trained, tmp_path, capsys):
     [
         (["nowhere"], "does not exist"),
         (["{run}", "--from=20", "--to=20"], "nothing to replay"),
-        (["{run}", "--frm=2"], "unrecognized arguments: --frm=2"),
+        (["{run}", "--frm=2"], "does not know '--frm=2'. Did you mean '--from'?"),
         (["{run}", "--from=-1"], "negative"),
         ([], "required: RUN"),
     ],
@@ -45,6 +49,39 @@ def test_the_result_can_be_saved_elsewhere(trained, tmp_path, capsys):
 def test_mistakes_are_reported(trained, capsys, arguments, message):
     assert main.main(["replay", *(a.format(run=trained) for a in arguments)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "result"), [("replay", "same bits"), ("verify", "All bits agree")]
+)
+def test_a_generator_is_made_again_for_the_same_bits(generated, capsys, command, result):
+    assert main.main([command, str(generated)]) == 0
+    assert result in capsys.readouterr().out
+
+
+def test_steps_after_the_end_of_a_generator_are_refused_by_name(generated, capsys):
+    assert main.main(["why", str(generated)]) == 2
+    error = capsys.readouterr().err
+    assert "iterable generator is an iterator and can be read only once" in error
+    assert "Pass an iterable or a function instead." in error
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """A run of two checkpoints on data that can be read only once."""
+    directory = tmp_path_factory.mktemp("generated")
+    text = MODEL.read_text().replace('"train_shuffle_buf": 100,', "")
+    file = directory / "generated_model.py"
+    file.write_text(f"{text}\n\nopen_source = open_data\n\n\n{GENERATOR}")
+    words = ["train", str(file), f"--model_dir={directory}/run", "--max_train_steps=10"]
+    assert main.main(words) == 0
+    return directory / "run"
+
+
+GENERATOR = """
+def open_data(config, pattern, *, train):
+    return (dict(row) for row in open_source(config, pattern, train=train))
+"""
 
 
 def test_steps_after_the_end_of_the_data_cannot_be_replayed(trained):

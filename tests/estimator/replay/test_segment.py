@@ -11,6 +11,7 @@ from flax import linen as nn
 import tekoa
 from tekoa.estimator.replay import replay
 from tekoa.estimator.replay.segment import OtherDataError, Replayer, ReplayError
+from tekoa.testing import count_compilations
 
 
 def contents(directory):
@@ -27,6 +28,15 @@ def test_every_segment_of_a_run_has_the_bits_of_its_checkpoints(trained):
     assert contents(trained) == before
 
 
+def test_all_segments_run_on_the_programs_of_the_first(trained):
+    replayer = Replayer(trained)
+    replayer.run(10, 20)
+    with count_compilations() as compiled:
+        replayer.run(30, 40)
+        replayer.run(0, 10)
+    assert compiled.total == 0
+
+
 def test_a_step_in_between_is_on_the_way_to_the_next_checkpoint(trained):
     replayer = Replayer(trained)
     checkpoints = [*replayer.states(10, [13, 20])]
@@ -36,6 +46,7 @@ def test_a_step_in_between_is_on_the_way_to_the_next_checkpoint(trained):
         replayer.run(13, 20)
 
 
+@pytest.mark.slow
 def test_settings_that_changed_at_a_resume_are_replayed_too(train, tmp_path):
     directory = tmp_path / "run"
     assert train(directory, "--max_train_steps=15", "--check_every_steps=5") == 0

@@ -10,7 +10,7 @@ import tekoa
 from tekoa import store
 from tekoa.estimator.cli import main
 from tekoa.estimator.replay import verify
-from tekoa.estimator.replay.segment import Replayer
+from tekoa.estimator.replay.segment import Replayer, ReplayError
 from tekoa.extensions import checkpoint_files
 from tekoa.store.read import restore
 
@@ -140,8 +140,33 @@ def test_a_segment_that_is_too_long_is_left_out_and_named(run_copy, capsys):
     assert main.main(["verify", str(run_copy), "--fraction=0.3"]) == 0
     out = capsys.readouterr().out
     assert "Trained 10 of 40 steps again" in out
-    assert "Not trained again: steps 0 to 20, which have no checkpoint in between" in out
-    # The shortest segment is trained again however small the fraction is.
-    for seed in range(5):
-        assert (0, 20) not in verify._choose([(0, 20), (20, 30), (30, 40)], 0.01, seed)
+    assert "Not trained again: steps 0 to 20; without a checkpoint in between, each would be" in out
     assert tekoa.verify(run_copy, fraction=1).segments == [(0, 20), (20, 30), (30, 40)]
+
+
+def test_below_one_segment_any_of_the_shorter_ones_may_be_trained_again():
+    """Not always the shortest, which a forger would know."""
+    segments = [(0, 500), (500, 600), (600, 700), (700, 800), (800, 896)]
+    limit = verify._limit(segments, 0.01)
+    chosen = {tuple(verify._choose(segments, limit, seed)) for seed in range(40)}
+    assert chosen == {(segment,) for segment in segments[1:]}
+
+
+def test_permanent_copies_leave_no_gap_in_the_chain(train, tmp_path):
+    flags = ["--max_ckpt=2", "--save_every_steps=20", "--check_every_steps=5"]
+    assert train(tmp_path / "run", *flags) == 0
+    assert (tmp_path / "run" / "save" / "checkpoint_20").exists()
+    assert tekoa.verify(tmp_path / "run", fraction=1).faults == []
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_no_fault(run_copy, monkeypatch):
+    """As by a run that is still being trained."""
+    choose = verify._choose
+
+    def remove_and_choose(*arguments):
+        shutil.rmtree(run_copy / "checkpoint_10")
+        return choose(*arguments)
+
+    monkeypatch.setattr(verify, "_choose", remove_and_choose)
+    with pytest.raises(ReplayError, match=r"checkpoints \[10\] were removed before they were read"):
+        tekoa.verify(run_copy, fraction=1)

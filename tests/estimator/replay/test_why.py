@@ -231,7 +231,7 @@ def test_the_command_explains_a_run_that_stopped(train, tmp_path, capsys):
 def test_the_command_finds_nothing_in_a_good_run(trained, capsys):
     assert main.main(["why", str(trained)]) == 1
     assert capsys.readouterr().out == "All steps are finite.\n"
-    assert main.main(["why", str(trained), "--step=7"]) == 0
+    assert main.main(["why", str(trained), "--step=7"]) == 1
     assert "Step 7 is finite." in capsys.readouterr().out
 
 

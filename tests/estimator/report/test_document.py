@@ -108,7 +108,7 @@ def test_a_served_page_follows_the_run_and_keeps_what_is_hidden(write_run, tmp_p
             shown.run("document.querySelector('.legend button').click()")
             time.sleep(2.5)
             (run / "train_end.json").write_text('{"step": 50}')
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while shown.run(state) != "finished":
                 assert time.monotonic() < deadline
                 time.sleep(0.2)

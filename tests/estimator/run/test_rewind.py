@@ -153,6 +153,7 @@ def test_a_run_that_resumes_from_an_older_step_replaces_its_points(run):
     assert losses(run)[5] == before[5]
 
 
+@pytest.mark.slow
 def test_nothing_of_the_steps_set_aside_counts_for_the_new_history(tmp_path):
     run = tmp_path / "run"
     watch = ["eval_wait", TINY, f"--model_dir={run}", "--eval_pattern=eval", "--save_high=accuracy"]

@@ -122,9 +122,18 @@ def test_sets_are_validated_on_their_own_schedules_and_choose_and_stop(tmp_path,
         (["--early_stop=valid_accuracy:2"], "valid_accuracy:2:min or valid_accuracy:2:max"),
     ],
 )
-def test_mistakes_are_named(tmp_path, capsys, flags, message):
-    assert train(tmp_path, "--max_train_steps=4", *flags) == ExitCode.USAGE
+def test_mistakes_are_named_and_leave_nothing(tmp_path, capsys, flags, message):
+    assert train(tmp_path / "new" / "run", "--max_train_steps=4", *flags) == ExitCode.USAGE
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_mistake_leaves_the_earlier_run(tmp_path):
+    assert train(tmp_path, "--max_train_steps=2") == 0
+    assert train(tmp_path, "--max_train_steps=4", "--save_low=los") == ExitCode.USAGE
+    assert paths.list_steps(tmp_path)[-1] == 2
+    assert not list(tmp_path.glob("low_*"))
+    assert train(tmp_path, "--max_train_steps=4", "--save_low=loss") == 0
 
 
 def test_validation_data_is_required(tmp_path, capsys):

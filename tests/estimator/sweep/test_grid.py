@@ -61,13 +61,13 @@ def test_lane_is_a_run_of_its_own():
     lane = grid.lanes_of(axes, [7])[1]
     assert lane.name == "rate=0.1,ema=0.9"
     base = RunConfig(
-        overrides={"width": "3"}, max_train_steps=5, given=frozenset({"max_train_steps"})
+        overrides={"width": "3"}, max_train_steps=5, set_flags=frozenset({"max_train_steps"})
     )
     config = lane.config(base, pathlib.Path("runs"))
     assert config.overrides == {"width": "3", "opt.rate": "0.1"}
     assert (config.ema, config.random_seed, config.max_train_steps) == (0.9, 7, 5)
     assert config.model_dir == "runs/rate=0.1,ema=0.9"
-    assert {"ema", "random_seed", "model_dir", "max_train_steps"} <= config.given
+    assert {"ema", "random_seed", "model_dir", "max_train_steps"} <= config.set_flags
 
 
 def test_same_value_twice_is_refused():

@@ -20,6 +20,7 @@ def test_goal():
         Goal.parse("loss:most")
 
 
+@pytest.mark.slow
 def test_worse_half_is_stopped_on_the_way(tmp_path):
     grid = {"module_config.rate": [1e-5, 1e-4, 1e-3, 0.1]}
     outcomes = tekoa.sweep(MODEL, grid, model_dir=tmp_path, halving=True)

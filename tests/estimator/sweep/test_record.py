@@ -15,6 +15,14 @@ def test_record_is_read_back(tmp_path):
     assert SweepRecord.read(tmp_path / "new") == record
 
 
+def test_what_a_killed_write_left_is_removed_and_nothing_else(tmp_path):
+    others = [".sweep.json.note", "sweep.json", ".other.json." + "0" * 32]
+    for name in [*others, ".sweep.json." + "0a" * 16]:
+        (tmp_path / name).touch()
+    SweepRecord(directory=tmp_path).remove_leftovers()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"stopped": [], "halved": []}'])
 def test_damaged_record_is_reported(tmp_path, text):
     (tmp_path / FILE_NAME).write_text(text)

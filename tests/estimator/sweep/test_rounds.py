@@ -49,6 +49,7 @@ def test_later_rounds_learn_from_the_results():
     assert sum(misses[-8:]) < 0.5 * sum(misses[:8])
 
 
+@pytest.mark.slow
 def test_the_command_trains_rounds_and_resumes_them(tmp_path, capsys):
     pytest.importorskip("optuna")
     words = ["sweep", MODEL, "--grid=module_config.rate=1e-3..1:log", "--max_train_steps=8"]

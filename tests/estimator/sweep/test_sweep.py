@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,9 +66,9 @@ def test_the_command_for_the_best_run_has_the_settings_of_the_sweep(tmp_path, ca
     assert main.main([*command, "--max_train_steps=3", "--noprogress"]) == 0
 
 
-def test_lane_goes_on_by_itself(swept, capsys):
+def test_lane_goes_on_by_itself(swept, tmp_path, capsys):
     flags = ["--module_config.rate=0.01", "--max_train_steps=18", "--noprogress"]
-    directory = swept / "rate=0.01,limit=0"
+    directory = shutil.copytree(swept / "rate=0.01,limit=0", tmp_path / "lane")
     assert main.main(["train", MODEL, *flags, f"--model_dir={directory}"]) == 0
     assert "Resuming from step 16." in capsys.readouterr().out
 

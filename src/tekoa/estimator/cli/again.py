@@ -28,7 +28,7 @@ def repeat(config: RunConfig) -> RunConfig:
         raise UsageError(f"--again={config.again}: {error}") from None
     last = record.starts[-1]
     repeated = {name: value for name, value in last.flags().items() if name not in NOT_REPEATED}
-    given = config.given | repeated.keys()
+    set_flags = config.set_flags | repeated.keys()
     shown = mirror.shown(run)
     repeated |= {"random_seed": last.seed, "model_dir": f"{shown}-again"}
     new_config = config.with_defaults(repeated)
@@ -39,7 +39,7 @@ def repeat(config: RunConfig) -> RunConfig:
     return dataclasses.replace(
         new_config,
         overrides={**last.overrides, **config.overrides},
-        given=given | {"random_seed", "model_dir"},
+        set_flags=set_flags | {"random_seed", "model_dir"},
     )
 
 

@@ -6,8 +6,6 @@ Flags on the command line win over those of files, wherever they stand. Imports 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from absl import flags
-
 from tekoa.core import files
 from tekoa.core.messages import did_you_mean
 from tekoa.estimator.cli.run_config import FLAG_NAMES, UsageError
@@ -44,6 +42,8 @@ def expand(arguments: Sequence[str]) -> list[str]:
 def _read_flagfile(path: str) -> list[str]:
     if not files.local_path(path).is_file():
         raise UsageError(f"--flagfile={path} does not exist, or is not a file.")
+    from absl import flags  # Not needed for help.
+
     try:
         return flags.FlagValues().read_flags_from_files([f"--flagfile={path}"])
     except (flags.Error, OSError, UnicodeDecodeError) as error:

@@ -1,11 +1,13 @@
-"""The command line: flags are parsed into a `RunConfig`. Imports no JAX."""
+"""The command line: flags are parsed into a `RunConfig`.
+
+Imports no JAX, and absl only to parse: help needs neither.
+"""
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin
-
-from absl import flags
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from tekoa.core import files
 from tekoa.core.messages import did_you_mean
@@ -15,6 +17,9 @@ from tekoa.estimator.cli.run_config import FLAG_NAMES as FLAG_NAMES
 from tekoa.estimator.cli.run_config import RunConfig as RunConfig
 from tekoa.estimator.cli.run_config import UsageError as UsageError
 from tekoa.store.mirror import urls
+
+if TYPE_CHECKING:
+    from absl import flags
 
 _OLD_VALUES = {("to", "tekoa"): "native"}
 _PATHS = {
@@ -32,6 +37,8 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], RunConfig]:
     Raises:
         UsageError: If a flag is unknown or its value is invalid.
     """
+    from absl import flags
+
     overrides, rest = _split_overrides(config_files.expand(arguments))
     absl_flags = flags.FlagValues()  # A private table; absl's global one is left alone.
     define_flags(absl_flags)
@@ -48,19 +55,19 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], RunConfig]:
     return words[1:], dataclasses.replace(config_of(absl_flags), overrides=overrides)
 
 
-def config_of(absl_flags: flags.FlagValues) -> RunConfig:
+def config_of(absl_flags: "flags.FlagValues") -> RunConfig:
     """Returns the values of flags that `define_flags` defined.
 
     Raises:
         UsageError: If a value is invalid.
     """
     values = {name: _checked_value(name, absl_flags[name].value) for name in FLAG_NAMES}
-    given = frozenset(
+    set_flags = frozenset(
         name
         for name in FLAG_NAMES
         if absl_flags[name].present or absl_flags[name].value != absl_flags[name].default
     )
-    return RunConfig(**values, given=given)
+    return RunConfig(**values, set_flags=set_flags)
 
 
 def unused(config: RunConfig, command: str) -> list[str]:
@@ -69,7 +76,7 @@ def unused(config: RunConfig, command: str) -> list[str]:
     >>> unused(parse(['--save_every_steps=2', '--model_dir=a'])[1], 'eval')
     ['--save_every_steps']
     """
-    return sorted(f"--{name}" for name in config.given if not _is_used(name, command))
+    return sorted(f"--{name}" for name in config.set_flags if not _is_used(name, command))
 
 
 def _is_used(name: str, command: str) -> bool:
@@ -112,8 +119,10 @@ def _split_overrides(arguments: Sequence[str]) -> tuple[dict[str, str], list[str
     return overrides, rest
 
 
-def define_flags(absl_flags: flags.FlagValues) -> None:
+def define_flags(absl_flags: "flags.FlagValues") -> None:
     """Defines the flags of the command in a table of absl, except those that it has already."""
+    from absl import flags
+
     define = {
         bool: flags.DEFINE_boolean,
         int: flags.DEFINE_integer,
@@ -147,6 +156,8 @@ def _checked_value(name: str, value: Any) -> Any:
     if isinstance(value, list):
         # A program may set several patterns as a list.
         return tuple(value) if _kind(name) is tuple else ",".join(value)
+    if isinstance(value, float) and math.isnan(value):  # It is within any limits of absl.
+        raise UsageError(f"--{name} must be a number, got {value}.")
     if not isinstance(value, str):
         return value
     value = _OLD_VALUES.get((name, value), value)
@@ -173,7 +184,9 @@ def _check_path(name: str, value: str) -> None:
         raise UsageError(f"--{name}: {error}") from None
 
 
-def _explain(error: flags.Error) -> str:
+def _explain(error: "flags.Error") -> str:
+    from absl import flags
+
     if isinstance(error, flags.UnrecognizedFlagError):
         hint = did_you_mean(
             error.flagname, (*FLAG_NAMES, *config_files.FILE_FLAGS), n=3, prefix="--"

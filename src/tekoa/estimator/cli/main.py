@@ -20,7 +20,6 @@ from tekoa.core import files, messages
 from tekoa.estimator.cli import flags, output, processes
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.model_file import names
-from tekoa.store.commit import paths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +208,7 @@ def choose_command(config: flags.RunConfig) -> str:
         names = " and ".join(f"--{kind}_pattern" for kind in kinds)
         raise flags.UsageError(f"{names} are ambiguous together: set --mode or name a command.")
     if "eval" in kinds:
+        from tekoa.store.commit import paths
         from tekoa.store.mirror import mirror
 
         model_dir = mirror.fetched(config.model_dir or ".", steps="none")
@@ -303,9 +303,10 @@ def _exit_code(error: BaseException) -> int | None:
     from tekoa.core.loss.reduction import ReductionError
     from tekoa.core.nonfinite import NonFiniteError
     from tekoa.data import DataError
+    from tekoa.optim.named import OtherRulesError
     from tekoa.sharding.mesh import LayoutError
 
-    if isinstance(error, (DataError, LayoutError, ReductionError)):
+    if isinstance(error, (DataError, LayoutError, OtherRulesError, ReductionError)):
         return ExitCode.USAGE
     if is_failed_collective(error):
         return ExitCode.PEER_LOST

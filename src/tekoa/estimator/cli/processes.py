@@ -12,7 +12,6 @@ from tekoa import hosts
 from tekoa.core import files
 from tekoa.estimator.cli.exit_codes import ExitCode
 from tekoa.estimator.cli.flags import FLAG_NAMES, RunConfig, UsageError
-from tekoa.hosts.group import AUTO
 from tekoa.store.mirror import urls
 
 _PER_PROCESS_FLAGS = ("process_id", "progress")
@@ -29,7 +28,7 @@ def join(config: RunConfig) -> RunConfig:
     """
     if config.coordinator_address is None:
         for name in ("num_processes", "process_id"):
-            if name in config.given:
+            if name in config.set_flags:
                 raise UsageError(f"--{name} needs --coordinator_address=HOST:PORT of process 0.")
         return config
     import importlib.metadata  # Slow to import; most runs are one process.
@@ -57,9 +56,12 @@ def _check_not_complete(config: RunConfig) -> None:
     those of the cluster.
     """
     address, path = config.coordinator_address, config.model_dir
+    # Slow to import; most runs are one process.
+    from tekoa.hosts.group import AUTO
+    from tekoa.store.commit import lease
+
     if path is None or urls.is_url(path) or address in (None, AUTO):
         return
-    from tekoa.store.commit import lease  # Slow to import; most runs are one process.
 
     run = files.local_path(path)
     for directory in (run, run / config.eval_label):
@@ -74,7 +76,8 @@ def _check_not_complete(config: RunConfig) -> None:
 
 def leave(code: int) -> None:
     """Leaves the group, if there is one, with the exit code of the command."""
-    hosts.current().leave(code)
+    if "tekoa.hosts.group" in sys.modules:  # Help and usage errors have no group.
+        hosts.current().leave(code)
 
 
 def leave_after_crash(error: BaseException) -> None:

@@ -36,7 +36,7 @@ class RunConfig:
 
     Attributes:
         overrides: Settings of the model, given as `--module_config.NAME=VALUE`.
-        given: Names of the flags that were set on the command line.
+        set_flags: Names of the flags that were set on the command line.
     """
 
     module_imp: str | None = _flag(None, "the model: a bundled name, a module or a .py file")
@@ -165,6 +165,9 @@ class RunConfig:
     unfreeze_at: str | None = _flag(
         None, "steps before parameters begin to train: '^embed=500; bias$=100'", "train"
     )
+    freeze_at: str | None = _flag(
+        None, "steps after which parameters train no longer: '^embed=500; bias$=100'", "train"
+    )
     lora_rank: int | None = _flag(
         None, "train low-rank adapters of this rank in place of the weights", _ADAPTED, least=1
     )
@@ -282,11 +285,11 @@ class RunConfig:
         None, "jestimator: run model files that import jestimator unchanged"
     )
     overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    given: frozenset[str] = frozenset()
+    set_flags: frozenset[str] = frozenset()
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "RunConfig":
         """Returns a copy with new defaults for the flags not set on the command line."""
-        unset = {name: value for name, value in defaults.items() if name not in self.given}
+        unset = {name: value for name, value in defaults.items() if name not in self.set_flags}
         return dataclasses.replace(self, **unset)
 
 

@@ -1,16 +1,14 @@
 """The text of an ejected file."""
 
 import ast
-import dataclasses
-import pathlib
-import shutil
-import subprocess
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.eject import text as texts
+from tekoa.estimator.eject.ran import GONE
 from tekoa.estimator.replay.record import Start
 from tekoa.estimator.run import cadence
 from tekoa.estimator.run.run import Run
@@ -25,46 +23,43 @@ _OTHERS = {
 _VERSIONS = ("jax", "flax", "equinox", "haiku", "optax", "numpy")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Imports and numbers of an ejected file.
-
-    Attributes:
-        imports: Lines that import packages.
-        n_steps: The number of steps whose examples are stored.
-    """
-
-    imports: Sequence[str]
-    n_steps: int
-
-
-def write(run: Run, start: Start, sections: Mapping[str, list[str]], settings: Settings) -> str:
+def write(
+    run: Run,
+    start: Start,
+    sections: Mapping[str, list[str]],
+    *,
+    imports: Sequence[str],
+    n_steps: int,
+) -> str:
     """Returns the text of the file.
 
     Args:
         run: The run.
         start: Its first start.
         sections: Blocks of code by title.
-        settings: Imports and numbers.
+        imports: Lines that import packages.
+        n_steps: The number of steps whose examples are stored.
     """
     body = "\n\n\n".join(
-        f"# {name}\n\n" + "\n\n\n".join(block.strip("\n") for block in blocks if block.strip())
+        f"# {name}\n" + "\n\n\n".join(block.strip("\n") for block in blocks if block.strip())
         for name, blocks in sections.items()
         if any(block.strip() for block in blocks)
     )
+    body = "\n".join(line for line in body.splitlines() if line.strip() != GONE)
+    body = texts.wrapped(texts.joined(re.sub(r"  # noqa.*", "", body)))
     _check_names(body)
     numbers = {
         "SEED": start.seed,
         "BATCH_SIZE": run.config.train_batch_size,
-        "N_STEPS": settings.n_steps,
+        "N_STEPS": n_steps,
         "PRINT_EVERY": cadence.steps_between(
             run.config.check_every_steps, run.config.save_every_steps
         ),
     }
     numbers = {name: value for name, value in numbers.items() if name in body}
-    imports = _imports(body, settings.imports)
+    lines = _imports(body, imports)
     first = f"{', '.join(numbers)} = {', '.join(map(str, numbers.values()))}"
-    return f'"""{_title(run, start, imports)}"""\n\n{imports}\n\n{first}\n\n{body}\n'
+    return f'"""{_title(run, start, lines)}"""\n\n{lines}\n\n{first}\n\n{body}\n'
 
 
 def _check_names(body: str) -> None:
@@ -90,10 +85,10 @@ def _title(run: Run, start: Start, imports: str) -> str:
         f"Its losses have the bits of the run with {', '.join(used)} on {device}. The examples, in "
         "the order of the run, are in the .npz file beside it."
     )
-    return (
-        f"The training run {start.directory.name!r} of {name} as a plain program.\n\n"
-        f"Written by `tekoa eject`, and needs no Tekoa. {textwrap.fill(text, 96)}\n"
-    ).replace("Tekoa. Its", "Tekoa.\nIts")
+    title = (
+        f"The run {start.directory.name!r} of {name} as a plain program, written by `tekoa eject`."
+    )
+    return f"{textwrap.fill(title, 96)}\n\n{textwrap.fill(text, 96)}\n"
 
 
 def _imports(body: str, others: Sequence[str]) -> str:
@@ -101,7 +96,8 @@ def _imports(body: str, others: Sequence[str]) -> str:
     names = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
     used = {f"import {name}" for name in _STANDARD if name in names}
     used |= {"from collections.abc import Callable"} if "Callable" in names else set()
-    lines = {line for name, line in _OTHERS.items() if name in names} | {*filter(None, others)}
+    lines = {line for name, line in _OTHERS.items() if name in names}
+    lines |= {line for line in others if line and line.split()[-1].partition(".")[0] in names}
     standard = {line for line in lines if _root(line) in sys.stdlib_module_names} | used
     first, rest = sorted(standard, key=_import_order), sorted(lines - standard, key=_import_order)
     return "\n".join([*first, "", *rest])
@@ -113,13 +109,3 @@ def _import_order(line: str) -> tuple[bool, str]:
 
 def _root(line: str) -> str:
     return line.split()[1].partition(".")[0]
-
-
-def format_file(path: pathlib.Path) -> None:
-    """Formats a file with ruff, if that is installed."""
-    beside = pathlib.Path(sys.executable).with_name("ruff")
-    ruff = str(beside) if beside.exists() else shutil.which("ruff")
-    if ruff is not None:
-        words = ["format", "--isolated", "--line-length=100", "--quiet"]
-        words += ["--config", "format.skip-magic-trailing-comma=true", str(path)]
-        subprocess.run([ruff, *words], check=False)

@@ -37,7 +37,8 @@ _ALLOWED = {
     *("num_pred_examples", "train_shuffle_buf", "train_consecutive", "data_workers"),
     *("check_every_steps", "checkpoint_format", "max_ckpt", "save_every_steps", "max_save"),
     *("profiler_port", "eval_label", "check_ckpt_every_secs", "save_high", "save_low"),
-    *("early_stop", "ema", "optimizer", "learning_rate", "on_slow_save", "grace_seconds"),
+    *("early_stop", "ema", "optimizer", "learning_rate", "clip_norm", "on_slow_save"),
+    *("grace_seconds",),
     *("steps_per_dispatch", "device_memory", "compile_cache", "profile_steps", "log_norms"),
     *("peak_flops", "track", "track_project", "progress", "json", "host_timeout_secs"),
     *("logtostderr", "allow_mismatch", "allow_data_changes", "valid_sets"),
@@ -83,11 +84,9 @@ def eject(
     saved = next((replayer.facts(step) for step in sorted(replayer.stored)), {})
     parts = forms.plain_parts(run, program, start, saved.get("optimizer"))
     sections = {"Data": [stored.code()], **parts.sections}
-    settings = document.Settings(imports=parts.imports, n_steps=len(stored.order))
-    code = document.write(run, start, sections, settings)
+    code = document.write(run, start, sections, imports=parts.imports, n_steps=len(stored.order))
     stored.save(target.with_suffix(".npz"))
     durable.replace(target, code.encode())
-    document.format_file(target)
     return target
 
 
@@ -112,8 +111,8 @@ def _check_flags(config: RunConfig, start: Start) -> None:
         if name not in _ALLOWED and (recorded.get(name) or None) != (field.default or None)
     ]
     if changed:
-        names = ", ".join(f"--{name}" for name in changed)
+        flags = ", ".join(f"--{name}={recorded[name]}" for name in changed)
         raise UsageError(
-            f"{start.directory} was trained with {names}, which has no plain equivalent, so that "
-            "it cannot be ejected."
+            f"{start.directory} was trained with {flags}, which has no plain equivalent, so that "
+            "it cannot be ejected. Runs without such flags can."
         )

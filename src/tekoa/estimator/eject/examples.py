@@ -45,9 +45,8 @@ class Examples:
             tuple: "tuple(rows[ORDER[step]] for rows in ROWS.values())",
             np.ndarray: 'ROWS["x"][ORDER[step]]',
         }[self.kind]
-        return f'''with np.load(pathlib.Path(__file__).with_suffix(".npz")) as file:
-    ROWS = {{name: file[name] for name in file if name != "{_ORDER}"}}
-    ORDER = file["{_ORDER}"]  # The rows of each batch.
+        return f'''ROWS = dict(np.load(pathlib.Path(__file__).with_suffix(".npz")))
+ORDER = ROWS.pop("{_ORDER}")  # The rows of each batch.
 
 
 def batch_of(step):

@@ -1,6 +1,8 @@
 """The parts of an ejected file, from a model file in the short or the long form."""
 
 import dataclasses
+import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,36 +54,38 @@ def plain_parts(
         parts.training.resolve_optimizer(batch, start.facts.get("n_steps"), saved)
     devices = start.facts.get("devices", {})
     is_single_cpu = devices.get("kind") == "cpu" and devices.get("count", 1) == 1
-    code = Code(run.module)
     if isinstance(program, ShortProgram):
-        return _short(run, program, code, parts.optimizer, batch, is_single_cpu)
+        return _short(run, program, parts.optimizer, batch, is_single_cpu)
     assert isinstance(program, LongProgram)
     state = jax.eval_shape(lambda: parts.training.init(jax.random.key(0), batch, Options()))
     tx = parts.optimizer if run.config.optimizer is not None else None
-    return _long(run, program, code, tx, state.params, is_single_cpu)
+    return _long(run, program, tx, state.params, is_single_cpu)
 
 
-def _short(
-    run: Run, program: ShortProgram, code: Code, tx: Any, batch: Any, is_single_cpu: bool
-) -> PlainParts:
+def _short(run: Run, program: ShortProgram, tx: Any, batch: Any, is_single_cpu: bool) -> PlainParts:
     experiment = program.experiment("train")
     if experiment.trainable is not None:
         raise UsageError(
             "The model file trains only some of the parameters (`trainable`), so that this run "
             "cannot be ejected."
         )
+    seen = training.trace(experiment, batch, pathlib.Path(run.module.__file__ or "").parent)
+    code = Code(run.module, seen.ran)
     if isinstance(experiment.model, nn.Module):
-        model = f"model = {code.expression(experiment.model)}"
+        model = f"model = {code.linen(experiment.model)}"
     else:  # Of which the arguments are not known.
         arguments = (run.settings, program.facts("train"))
         model = code.assignment(run.module.experiment, "model", arguments)
-    library, steps = training.plain_training(experiment, batch, code)
+    library, steps = training.plain_training(experiment, seen, code, run.config.clip_norm)
     n_model = len(code.blocks)
     params = libraries.own_params(experiment, batch)
     optimizer = PlainOptimizer(code, params, is_single_cpu=is_single_cpu)
     tx_code = optimizer.expression(tx)
     n_optimizer = len(code.blocks)
     code.add_definition(plain, "are_finite")
+    if isinstance(experiment.model, nn.Module):
+        model = f"model = {code.linen(experiment.model, is_root=True)}"
+    _write_tuples(code.blocks)
     blocks = [*code.blocks.values()]
     return PlainParts(
         imports=[*code.imports, library.imports],
@@ -93,9 +97,19 @@ def _short(
     )
 
 
-def _long(
-    run: Run, program: LongProgram, code: Code, tx: Any, params: Any, is_single_cpu: bool
-) -> PlainParts:
+def _write_tuples(blocks: dict[str, str]) -> None:
+    """Writes tuples in place of `Mean(total, count)`, unless they are used by name."""
+    others = [text for name, text in blocks.items() if name != "Mean"]
+    if "Mean" in blocks and not re.search(
+        r"\.(total|count)\b|\bMean\b(?!\()|\b(total|count)=", "\n".join(others)
+    ):
+        # Its place stays: the parts of the file are told apart by the number of blocks.
+        blocks.update({name: re.sub(r"\bMean\(", "(", text) for name, text in blocks.items()})
+        blocks["Mean"] = ""
+
+
+def _long(run: Run, program: LongProgram, tx: Any, params: Any, is_single_cpu: bool) -> PlainParts:
+    code = Code(run.module)
     config = f"CONFIG = {code.expression(program.config)}"
     for name in ("get_train_state", "train_step"):
         code.add_definition(run.module, name)

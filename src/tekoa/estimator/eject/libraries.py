@@ -10,6 +10,7 @@ import jax
 from tekoa.bridges import any_model
 from tekoa.core.trees import PyTree
 from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.eject import text as texts
 from tekoa.estimator.model_file.experiment import Experiment
 
 _MODES = {"train": True, "training": True, "is_training": True, "deterministic": False}
@@ -22,8 +23,8 @@ class Library:
     Attributes:
         imports: The line that imports what the code below needs; "" for none.
         before: Lines after the model.
-        init: The lines of a function of `key` and `batch` that returns the initial parameters
-            and, if there are any, variables.
+        init: Lines that compute the initial `params` and, if there are any, `variables` from
+            `init_key` and `batch`.
         forward: Lines that compute `outputs` and, if there are any, new `variables`.
         uses_key: Whether `forward` uses `key`.
     """
@@ -43,6 +44,10 @@ def own_params(experiment: Experiment, batch: Any) -> PyTree:
         import equinox as eqx
 
         return jax.eval_shape(lambda: eqx.filter(module, eqx.is_inexact_array))
+    if "flax.nnx" in _bases(module):  # Which adds its own leaves to the names.
+        from flax import nnx
+
+        return jax.eval_shape(lambda: nnx.split(module, nnx.Param, ...)[1])
     inputs, _ = experiment.split(batch)
     fns = any_model.as_model_fns(model)
     return jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]
@@ -79,8 +84,9 @@ def library_of(model: Any, inputs: tuple[Any, ...], words: str, *, has_variables
         as_tuple = words.removeprefix("*") if words.startswith("*") else f"({words},)"
         changed = ", changed" if has_variables else ", _"
         merged = "\n    variables = {**variables, **changed}" * has_variables
+        initial = "variables" if has_variables else "_"
         return Library(
-            init=f"return model.init(key, {as_tuple}){'' if has_variables else '[0]'}",
+            init=f"params, {initial} = model.init(init_key, {as_tuple})",
             forward=f"outputs{changed} = model.apply("
             f"params, {'variables' if has_variables else '{}'}, {as_tuple}, rng=key, train=True"
             f"){merged}",
@@ -95,7 +101,8 @@ def _linen(model: Any, inputs: tuple[Any, ...], words: str, has_variables: bool)
     arguments = inspect.signature(type(model).__call__).parameters
     modes = {n: v for n, v in _MODES.items() if n in arguments and getattr(model, n, None) is None}
     on = "".join(f", {name}={value}" for name, value in modes.items())
-    off = "".join(f", {name}={not value}" for name, value in modes.items())
+    others = {n: v for n, v in modes.items() if arguments[n].default is not (not v)}
+    off = "".join(f", {name}={not value}" for name, value in others.items())
     key = jax.random.key(0)
 
     def init(rngs: Any) -> Any:
@@ -116,24 +123,32 @@ def _linen(model: Any, inputs: tuple[Any, ...], words: str, has_variables: bool)
 
     is_box = lambda x: isinstance(x, meta.AxisMetadata)  # noqa: E731
     boxes = any(map(is_box, jax.tree.leaves(shapes, is_leaf=is_box)))
-    call = f"model.init(keys, *inputs{off})"
-    call = f"nn.meta.unbox({call})" if boxes else call
-    call = f"lambda keys, *inputs: {call}" if boxes or off else "model.init"
-    dropout = ', "dropout": jax.random.fold_in(key, 1)' if init_uses_key else ""
-    returned = 'variables.pop("params"), variables' if has_variables else 'variables["params"]'
-    drop = '\n    variables.pop("intermediates")' if "intermediates" in shapes else ""
-    rngs = ', rngs={"dropout": jax.random.fold_in(key, 0)}' if uses_key else ""
+    dropout = ', "dropout": jax.random.fold_in(init_key, 1)' if init_uses_key else ""
+    init_code = f"functools.partial(model.init{off})" if off else "model.init"
+    init_lines = [
+        f'keys = {{"params": jax.random.fold_in(init_key, 0){dropout}}}',
+        f"variables = jax.jit({init_code})(keys, {words})",
+        *["variables = nn.meta.unbox(variables)"] * boxes,
+        *['variables.pop("intermediates")'] * ("intermediates" in shapes),
+        'params = variables.pop("params")',
+    ]
+    rngs = ['rngs={"dropout": jax.random.fold_in(key, 0)}'] if uses_key else []
     collections = '{"params": params, **variables}' if has_variables else '{"params": params}'
     mutable = ", mutable=[*variables]" if has_variables else ""
     result = "outputs, variables" if has_variables else "outputs"
     return Library(
         imports="from flax import linen as nn" if boxes else "",
-        init=f"""keys = {{"params": jax.random.fold_in(key, 0){dropout}}}
-    variables = jax.jit({call})(keys, {words}){drop}
-    return {returned}""",
-        forward=f"{result} = model.apply({collections}, {words}{rngs}{mutable}{on})",
+        init="\n    ".join(init_lines),
+        forward=_call(f"{result} = model.apply", f"{collections}, {words}{on}{mutable}", *rngs),
         uses_key=uses_key,
     )
+
+
+def _call(function: str, *arguments: str) -> str:
+    """Returns a call in the body of a function: on one line, or arguments on lines of their own."""
+    line = f"{function}({', '.join(arguments)})"
+    rows = "".join(f"        {row},\n" for row in arguments)
+    return line if len(line) <= texts.WIDTH - 4 else f"{function}(\n{rows}    )"
 
 
 def _nnx(words: str, has_variables: bool) -> Library:
@@ -147,7 +162,7 @@ def _nnx(words: str, has_variables: bool) -> Library:
     return Library(
         imports="from flax import nnx",
         before=f"model.train()\nGRAPH, PARAMS, {rest} = nnx.split(model, nnx.Param, ...)",
-        init="return PARAMS, VARIABLES" if has_variables else "return PARAMS",
+        init="params, variables = PARAMS, VARIABLES" if has_variables else "params = PARAMS",
         forward=f"live = {merge}\n    outputs = live({words}){after}",
         uses_key=False,
     )
@@ -171,7 +186,7 @@ def _equinox(words: str, *, takes_key: bool, has_state: bool) -> Library:
     return Library(
         imports="import equinox as eqx",
         before=before,
-        init="return PARAMS, initial" if has_state else "return PARAMS",
+        init="params, variables = PARAMS, initial" if has_state else "params = PARAMS",
         forward=f"live = eqx.combine(params, STATIC)\n    {result} = jax.vmap("
         f'lambda {arguments[0]}: {call}, axis_name="batch"{axes})({arguments[1]})',
         uses_key=takes_key,
@@ -182,6 +197,6 @@ def _haiku(words: str, *, has_state: bool) -> Library:
     result = "outputs, variables" if has_state else "outputs"
     state = ", variables" if has_state else ""
     return Library(
-        init=f"return model.init(key, {words})",
+        init=f"params{state} = model.init(init_key, {words})",
         forward=f"{result} = model.apply(params{state}, key, {words})",
     )

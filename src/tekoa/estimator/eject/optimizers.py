@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import optax.contrib
@@ -18,6 +19,7 @@ import optax.contrib
 from tekoa.core import trees
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.eject import plain
+from tekoa.estimator.eject import text as texts
 from tekoa.estimator.eject.source import Code
 from tekoa.optim import named, orthogonal, sphere
 from tekoa.optim.amos import slots, transform
@@ -26,7 +28,14 @@ _MODULES = (optax, optax.contrib)
 # Arguments of `update` that only optimizers with a line search or the like use.
 _NEEDS_LOSS = {"value", "value_fn", "obj_fn", "grad"}
 # The settings of sphere for which the plain form is written; the others are in its table.
-_SPHERE = {"is_reduced": False, "nesterov": True, "n_iterations": 3}
+_SPHERE = {
+    "b1": 0.9,
+    "b2": 0.99,
+    "min_rms": 0.2,
+    "is_reduced": False,
+    "nesterov": True,
+    "n_iterations": 3,
+}
 
 
 class PlainOptimizer:
@@ -158,7 +167,8 @@ class PlainOptimizer:
         self._write_table("SCALES", "its scale, and the shape of its slots", rows)
         rate = variables["learning_rate"]
         schedule = self._schedule(rate) if callable(rate) else f"lambda step: {rate!r}"
-        return f"{self._piece('amos')}({schedule}, {variables['beta']!r}, SCALES, {by_slabs})"
+        self._code.add_definition(plain, "amos")
+        return f"amos({schedule}, {variables['beta']!r}, SCALES, {by_slabs})"
 
     def _sphere(self, parts: list[optax.GradientTransformation]) -> str:
         first, rate, _ = parts
@@ -174,7 +184,8 @@ class PlainOptimizer:
                 "Sphere has a plain form for float32 only: this run cannot be ejected."
             )
         rows = {}
-        for name, leaf in trees.named_leaves(self._params).items():
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(self._params)]
+        for path, (name, leaf) in zip(paths, trees.named_leaves(self._params).items(), strict=True):
             row = table.row(name, leaf.shape)
             scale = rule.scale(row)
             if np.ndim(scale) or row.role.batched:
@@ -189,36 +200,52 @@ class PlainOptimizer:
             if rule.is_orthogonal(row):
                 direction = orthogonal.blocks_of(row.shape, row.role, rule.max_side)
             numbers = scale * (rule.start(row) or 1), scale * rule.factor(row, table)
-            rows["/".join(name)] = (*map(_in_float32, numbers), direction, radius)
+            role = (*map(_in_float32, numbers), direction, radius)
+            key = jax.tree_util.keystr(path, simple=True, separator="/")
+            same = [names for names in rows if rows[names] == role]
+            if same and len(_row(f"{same[-1]} {key}", role)) <= texts.WIDTH:
+                rows.pop(same[-1])
+                key = f"{same[-1]} {key}"
+            rows[key] = role
         self._write_table(
             "ROLES",
             "scale, size of its steps, what is done with their direction (divided by\n# its rms, "
-            "or orthogonalised: order of axes, shape of blocks), when it is set to its scale",
+            "or orthogonalised: order of axes, shape of blocks), and when it is set to its scale",
             rows,
         )
-        numbers = f"ROLES, {rule.b1}, {rule.b2}, {max(rule.min_rms, 2**-125)!r}"
-        return f"{self._piece('sphere')}({self._step_size(rate)}, {numbers})"
-
-    def _step_size(self, rate: optax.GradientTransformation) -> str:
-        """Returns the code of the size of a step of sphere."""
-        size = inspect.getclosurevars(variables_of(rate)["step_size_fn"]).nonlocals["learning_rate"]
-        name, values = _factory_name(size), inspect.getclosurevars(size).nonlocals
-        if _own(size) not in (sphere.step_size, sphere.anytime_step_size):
-            raise UsageError("Sphere with a learning rate of its own has no plain form.")
-        if name == "step_size":
-            _require("Sphere", {"tail": values["decay"](0.25)}, tail=0.75)
-        parameters = inspect.signature(getattr(plain, name)).parameters
-        words = ", ".join(f"{key}={values[key]!r}" for key in parameters)
-        return f"{self._piece(name)}({words})"
-
-    def _piece(self, name: str) -> str:
-        """Adds a definition of `plain`, and returns its name."""
-        self._code.add_definition(plain, name)
-        return name
+        self._code.add_definition(plain, "sphere")
+        self._code.blocks["step_size"] = _step_size(rate)
+        return "sphere(step_size, ROLES)"
 
     def _write_table(self, name: str, what: str, rows: Mapping[str, tuple[Any, ...]]) -> None:
-        lines = "\n".join(f'    "{key}": {values!r},' for key, values in rows.items())
+        lines = "\n".join(_row(*row) for row in rows.items())
         self.blocks.append(f"# Of each parameter: {what}.\n{name} = {{\n{lines}\n}}")
+
+
+def _row(key: str, values: tuple[Any, ...]) -> str:
+    return f"    {key!r}: {values!r},".replace("'", '"')
+
+
+def _step_size(rate: optax.GradientTransformation) -> str:
+    """Returns the function that computes the size of a step of sphere, as code."""
+    size = inspect.getclosurevars(variables_of(rate)["step_size_fn"]).nonlocals["learning_rate"]
+    values = inspect.getclosurevars(size).nonlocals
+    if _own(size) is sphere.step_size:
+        _require("Sphere", {"tail": values["decay"](0.25)}, tail=0.75)
+        n_warmup, n_steps = values["n_warmup"], values["n_steps"]
+        then = "0"
+        lines = f"""    rise = jnp.minimum(1.0, (n + 1) / {max(n_warmup, 1)})
+    fall = 1 - jnp.clip((n + 1 - {n_warmup}) / {n_steps + 1 - n_warmup}, 0.0, 1.0)
+    return {values["peak"]!r} * rise * fall"""
+    elif _own(size) is sphere.anytime_step_size:
+        then = "0 like 1 / sqrt(n)"
+        lines = f"""    done, n_warmup = jnp.asarray(n + 1, jnp.float32), {values["n_warmup"]}
+    rise = jnp.minimum(1.0, done / n_warmup)
+    return {0.5 * values["c"]!r} * rise / jnp.sqrt(2 * jnp.maximum(done, n_warmup))"""
+    else:
+        raise UsageError("Sphere with a learning rate of its own has no plain form.")
+    start = f'"""Returns the relative size of step n: it rises, then decreases to {then}."""'
+    return f"def step_size(n):\n    {start}\n{lines}"
 
 
 def variables_of(tx: optax.GradientTransformation) -> dict[str, Any]:

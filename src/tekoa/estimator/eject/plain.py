@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 from flax import struct
@@ -92,38 +93,12 @@ def mean_of_squares(x: jax.Array, shape: tuple[int, ...], by_slabs: bool) -> jax
     return means.reshape(shape)
 
 
-def step_size(peak: float, n_warmup: int, n_steps: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns the relative size of step n: it rises, then decreases to 0."""
-
-    def size(n: Any) -> Any:
-        rise = jnp.minimum(1.0, (n + 1) / max(n_warmup, 1))
-        progress = jnp.clip((n + 1 - n_warmup) / (n_steps + 1 - n_warmup), 0.0, 1.0)
-        return peak * rise * (1 - progress)
-
-    return size
-
-
-def anytime_step_size(c: float, n_warmup: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns the relative size of step n: it rises, then decreases with its square root."""
-
-    def size(n: Any) -> Any:
-        done = jnp.asarray(n + 1, jnp.float32)
-        rise = jnp.minimum(1.0, done / n_warmup)
-        return 0.5 * c * rise / jnp.sqrt(2 * jnp.maximum(done, n_warmup))
-
-    return size
-
-
-def sphere(
-    size_of: Callable[[jax.Array], jax.Array], roles: Any, b1: float, b2: float, min_rms: float
-) -> optax.GradientTransformation:
+def sphere(step_size: Callable[[jax.Array], jax.Array], roles: Any) -> optax.GradientTransformation:
     """Creates the optimizer: steps relative to the scales, on which hidden kernels stay."""
-
-    def rms(x: Any) -> Any:
-        return jnp.sqrt(jnp.mean(jnp.square(x), keepdims=True))
+    rms = lambda x: jnp.sqrt(jnp.mean(jnp.square(x), keepdims=True))  # noqa: E731
 
     def init(params: Any) -> Any:
-        zeros = [jnp.zeros_like(p) for p in jax.tree.leaves(params)]
+        zeros = jax.tree.map(jnp.zeros_like, params)
         return jnp.zeros((), jnp.int32), zeros, zeros
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
@@ -131,19 +106,19 @@ def sphere(
         # The first step rescales the kernels: the moments start again after it.
         mus, nus = jax.tree.map(lambda x: jnp.where(n == 1, 0, x), (mus, nus))
         count = jnp.maximum(n, 1)
-        unbias_mu, unbias_nu = 1 - jnp.float32(b1) ** (count + 1), 1 - jnp.float32(b2) ** count
+        unbias_mu, unbias_nu = 1 - jnp.float32(0.9) ** (count + 1), 1 - jnp.float32(0.99) ** count
 
-        def update_one(role: Any, p: Any, g: Any, mu: Any, nu: Any) -> Any:
-            scale, size, direction, radius = role
-            mu = b1 * mu + (1 - b1) * g
-            nu = b2 * nu + (1 - b2) * jnp.square(g)
-            mean = (b1 * mu + (1 - b1) * g) / unbias_mu
+        def update_one(path: Any, p: Any, g: Any, mu: Any, nu: Any) -> Any:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            scale, size, direction, radius = next(roles[k] for k in roles if name in k.split())
+            mu, nu = 0.9 * mu + 0.1 * g, 0.99 * nu + 0.01 * jnp.square(g)
+            mean = (0.9 * mu + 0.1 * g) / unbias_mu
             u = mean * jax.lax.rsqrt(jnp.maximum(nu / unbias_nu, 2**-125))
             if direction == "divided":
-                size = size / jnp.maximum(rms(u), min_rms)
+                size = size / jnp.maximum(rms(u), 0.2)
             elif direction is not None:
                 u = orthogonalised(u, *direction)
-            delta = -size_of(n) * (u * size)
+            delta = -step_size(n) * (u * size)
             if radius is not None:
                 length = rms(p + delta)
                 factor = jnp.where(length > 0, scale / jnp.where(length > 0, length, 1), 1)
@@ -152,39 +127,31 @@ def sphere(
                 delta = (p + delta) * factor - p
             return delta, mu, nu
 
-        leaves = [jax.tree.leaves(tree) for tree in (params, updates, mus, nus)]
-        deltas, mus, nus = zip(*map(update_one, roles.values(), *leaves))
-        deltas = jax.tree.unflatten(jax.tree.structure(params), deltas)
-        return deltas, (n + 1, list(mus), list(nus))
+        results = jax.tree_util.tree_map_with_path(update_one, params, updates, mus, nus)
+        deltas, mus, nus = jax.tree.transpose(jax.tree.structure(params), None, results)
+        return deltas, (n + 1, mus, nus)
 
     return optax.GradientTransformation(init, update)
 
 
 def orthogonalised(u: jax.Array, order: Any, shape: Any) -> jax.Array:
     """Makes the singular values of blocks of a kernel about equal, as Muon does."""
-    product = functools.partial(jnp.matmul, precision="highest")
-
-    def trace(x: Any) -> Any:
-        return jnp.trace(x, axis1=-2, axis2=-1)[..., None, None]
-
-    def inverse_root(x: Any) -> Any:
-        return jnp.where(x > 0, jax.lax.rsqrt(x), 0)
-
-    n_blocks, size, length = shape
-    moved = jnp.transpose(u, order)
-    rows = moved.reshape(-1, length)
-    side, eye = len(rows), jnp.eye(size)
-    blocks = jnp.pad(rows, [(0, n_blocks * size - side), (0, 0)]).reshape(shape)
-    gram = product(blocks, jnp.swapaxes(blocks, -1, -2))
-    scale = inverse_root(trace(gram))  # No singular value is above 1 then.
-    gram, total = gram * jnp.square(scale), eye * scale
+    dot = functools.partial(jnp.matmul, precision="highest")
+    trace = functools.partial(jnp.trace, axis1=1, axis2=2)
+    rows = jnp.transpose(u, order).reshape(-1, shape[2])
+    n_zeros = shape[0] * shape[1] - len(rows)
+    blocks = jnp.pad(rows, [(0, n_zeros), (0, 0)]).reshape(shape)
+    gram, eye = dot(blocks, blocks.mT), jnp.eye(shape[1])
+    square = trace(gram)[:, None, None]
+    scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0)
+    gram, total = gram * jnp.square(scale), eye * scale  # No singular value is above 1 now.
     for _ in range(3):
-        factor = 3.4445 * eye + -4.7750 * gram + 2.0315 * product(gram, gram)
-        gram, total = product(factor, product(gram, factor)), product(factor, total)
-    square = jnp.sum(trace(gram), axis=-3, keepdims=True) / (side * length)
-    result = product(total * inverse_root(square), blocks).reshape(-1, length)
-    back = [order.index(axis) for axis in range(u.ndim)]
-    return jnp.transpose(result[:side].reshape(moved.shape), back)
+        factor = 3.4445 * eye - 4.775 * gram + 2.0315 * dot(gram, gram)
+        gram, total = dot(factor, dot(gram, factor)), dot(factor, total)
+    square = jnp.sum(trace(gram)) / u.size * shape[0] ** 0.5
+    result = dot(total * jnp.where(square > 0, jax.lax.rsqrt(square), 0), blocks)
+    result = result.reshape(-1, shape[2])[: len(rows)].reshape([u.shape[i] for i in order])
+    return jnp.transpose(result, np.argsort(order).tolist())
 
 
 class TrainState(struct.PyTreeNode):

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import pathlib
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -21,11 +22,16 @@ from flax import linen as nn
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.eject import plain
 from tekoa.estimator.eject import text as texts
+from tekoa.estimator.eject.ran import Lines, only_what_ran
 from tekoa.estimator.model_file.experiment import DataFacts
+from tekoa.sharding import constrain
 
 # Modules of Tekoa whose code is copied.
 _COPIED = ("tekoa.models.", "tekoa.core.loss.cross_entropy", plain.__name__)
+# Names of Tekoa that may occur in code that is copied, each with its plain form.
+_STAND_INS = {"Mean", "DataError", "UsageError", "constrain", "TrainState", "MeanMetrics"}
 _CONFIGS = (ml_collections.ConfigDict, ml_collections.FrozenConfigDict)
+_FOLDED = (int, float, str)  # The types of fields that are written as numbers.
 _UNKNOWN = object()
 
 
@@ -34,14 +40,15 @@ class Code:
 
     Args:
         module: The model file; modules in its folder belong to it.
+        ran: The lines that run in training, by file; others are left out.
 
     Attributes:
         imports: Lines that import packages.
         blocks: Definitions by name, each after those that it needs.
     """
 
-    def __init__(self, module: types.ModuleType):
-        self._folder = pathlib.Path(module.__file__ or "").parent
+    def __init__(self, module: types.ModuleType, ran: Mapping[str, Lines] | None = None):
+        self._folder, self._ran = pathlib.Path(module.__file__ or "").parent, ran or {}
         self._owners: dict[str, Any] = {}
         self.imports: dict[str, None] = {}
         self.blocks: dict[str, str] = {}
@@ -58,7 +65,7 @@ class Code:
             self.add_definition(plain, "Config")
             return _config(value)
         if isinstance(value, nn.Module):
-            return self._linen(value)
+            return self.linen(value)
         if isinstance(value, functools.partial):
             words = [self.expression(value.func), *map(self.expression, value.args)]
             words += [f"{k}={self.expression(v)}" for k, v in value.keywords.items()]
@@ -89,7 +96,7 @@ class Code:
             values: The arguments of the function.
         """
         module = sys.modules[function.__module__]
-        text = texts.definition(texts.read(module), function.__name__) or ""
+        text = texts.definition(self._text(module), function.__name__) or ""
         tree = ast.parse(text)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         found = [k.value for call in calls for k in call.keywords if k.arg == keyword]
@@ -108,7 +115,7 @@ class Code:
 
     def add_definition(self, module: types.ModuleType, name: str) -> None:
         """Adds the definition of a name of a model file, as it is."""
-        text = texts.definition(texts.read(module), name)
+        text = texts.definition(self._text(module), name)
         if text is None:
             value = vars(module).get(name, _UNKNOWN)
             raise UsageError(
@@ -131,6 +138,8 @@ class Code:
         text = texts.without_types(text)
         if module.__name__.startswith("tekoa."):
             text = texts.short_docstrings(text)
+        if vars(module).get("constrain") is constrain:  # Changes nothing on one device.
+            text = texts.without_calls(text, "constrain")
         names, edits = texts.global_names(text), []
         for chain in texts.chains(text):
             root = chain[0].id  # type: ignore[attr-defined]
@@ -154,15 +163,42 @@ class Code:
             del self.blocks[name]  # After those that it needs.
             self.blocks[name] = text
 
-    def _linen(self, module: nn.Module) -> str:
-        """Returns the call that creates a module of Linen."""
-        words = []
+    def _text(self, module: types.ModuleType) -> str:
+        """Returns the source of a module, as far as it runs."""
+        text = texts.read(module)
+        ran = self._ran.get(module.__file__ or "")
+        return text if ran is None else only_what_ran(text, ran)
+
+    def linen(self, module: nn.Module, *, is_root: bool = False) -> str:
+        """Returns the call that creates a module of Linen.
+
+        Numbers take the place of fields of the root, of which there is one.
+        """
+        own, words = self._function(type(module)), []
         for name, field in module.__dataclass_fields__.items():
             value = getattr(module, name)
-            if name in ("parent", "name") or not field.init or value is field.default:
+            if name in ("parent", "name") or not field.init:
                 continue
-            words.append(f"{name}={self.expression(value)}")
-        return f"{self._function(type(module))}({', '.join(words)})"
+            if is_root and self._fold(type(module), name, value):
+                continue
+            if value is not field.default and as_literal(value) != field.default:
+                words.append(f"{name}={self.expression(value)}")
+        return f"{own}({', '.join(words)})"
+
+    def _fold(self, owner: type, name: str, value: Any) -> bool:
+        """Writes a value in place of a field of a class, unless other code may need the field."""
+        text = self.blocks.get(owner.__name__, "")
+        uses = re.findall(rf"(\w*)\.{name}\b", "\n".join(self.blocks.values()))
+        is_used = f"self.{name}" in text
+        if {*uses} - {"self"} or owner.__bases__ != (nn.Module,):
+            return False
+        if is_used and type(value) not in _FOLDED:
+            return False
+        without, n = re.subn(rf"^    {name}: .*[^(\[{{,\n]\n", "", text, flags=re.M)
+        if n == 1:
+            folded = re.sub(rf"\bself\.{name}\b", repr(value), without)
+            self.blocks[owner.__name__] = re.sub(r"\n\n\n+(?= )", "\n\n", folded)
+        return n == 1
 
     def _function(self, value: Any, name: str = "function") -> str:
         """Returns the name of a function or class, after adding its definition."""
@@ -172,7 +208,7 @@ class Code:
         if isinstance(value, type) or "<locals>" not in value.__qualname__ != "<lambda>":
             self.add_definition(module, value.__name__)
             return value.__name__
-        text = texts.read(module)
+        text = self._text(module)
         if value.__name__ == "<lambda>":
             node = texts.lambda_of(text, value.__code__)
             body = ast.get_source_segment(text, node.body)
@@ -227,7 +263,7 @@ class Code:
     def _renamed(self, chain: list[ast.expr], module: types.ModuleType) -> list[texts.Edit]:
         """Adds what `a.b.c` names, and returns the edit that gives it its name in the file."""
         root = chain[0].id  # type: ignore[attr-defined]
-        imported = texts.imports(texts.read(module))
+        imported = texts.imports(self._text(module))
         if root not in imported:
             self.add_definition(module, root)
             return []
@@ -259,10 +295,12 @@ class Code:
         return module.__name__.partition(".")[0] == "tekoa" or self._is_own(module)
 
     def _stand_in(self, name: str, module: types.ModuleType) -> None:
-        if not hasattr(plain, name):
+        if name not in _STAND_INS:
             file = pathlib.Path(module.__file__ or "").name
             raise UsageError(
-                f"{file}: {name!r} of Tekoa has no plain equivalent, so this run cannot be ejected."
+                f"{file}: {name!r} of Tekoa has no plain equivalent where it is used, so that this "
+                "run cannot be ejected. An optimizer of Tekoa can be if `experiment` of a model "
+                "file in the short form returns it."
             )
         self.add_definition(plain, name)
 

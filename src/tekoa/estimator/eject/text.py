@@ -1,12 +1,19 @@
 """The text of definitions: where they are in a file, what they use, and edits of it."""
 
 import ast
+import io
 import pathlib
 import re
 import symtable
 import textwrap
+import tokenize
 import types
 from collections.abc import Iterable, Iterator
+
+from tekoa.estimator.eject.ran import GONE
+
+# Of a line of an ejected file.
+WIDTH = 100
 
 # A node, and the text that replaces it.
 Edit = tuple[ast.expr | ast.stmt, str]
@@ -133,24 +140,100 @@ def edited(text: str, edits: Iterable[Edit]) -> str:
 def without_types(text: str) -> str:
     r"""Removes the types of parameters, results and local variables; fields of classes stay.
 
-    >>> without_types('def f(x: int, *, y: str = "a") -> int:\n    z: int = x\n    return z')
-    'def f(x, *, y = "a"):\n    z = x\n    return z'
+    >>> without_types('def f(x: int, *, y: str="a") -> int:\n    z: int = x\n    return z')
+    'def f(x, *, y="a"):\n    z = x\n    return z'
     """
     edits: list[Edit] = []
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     for function in functions:
-        args = function.args
-        extra = [arg for arg in (args.vararg, args.kwarg) if arg is not None]
-        for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs, *extra]:
-            if arg.annotation is not None:
-                edits.append((arg, arg.arg))  # type: ignore[arg-type]
-        if function.returns is not None:
-            edits.append((function.returns, ""))
-        for node in ast.walk(function):
-            if isinstance(node, ast.AnnAssign) and node.value is not None:
-                edits.append((node.annotation, ""))
-    text = edited(text, edits)
-    return re.sub(r"^(\s*\w+):  ?=", r"\1 =", text.replace(" -> :", ":"), flags=re.M)
+        end = _end_of_signature(text, function)
+        span = _span((function.lineno, function.col_offset), end)
+        edits.append((span, _signature(function)))
+    tree = ast.parse(text)
+    fields = {id(f) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for f in node.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and node.value is not None and id(node) not in fields:
+            start = node.target.end_lineno or 0, node.target.end_col_offset or 0
+            edits.append((_span(start, (node.value.lineno, node.value.col_offset)), " = "))
+    return edited(text, edits)
+
+
+def _signature(function: ast.FunctionDef) -> str:
+    """Returns `def name(...):` without types."""
+    arguments = function.args
+    for node in ast.walk(arguments):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    words, indent = ast.unparse(arguments).replace("'", '"'), " " * function.col_offset
+    line = f"def {function.name}({words}):"
+    is_short = len(indent + line) <= WIDTH
+    return line if is_short else f"def {function.name}(\n{indent}    {words}\n{indent}):"
+
+
+def _end_of_signature(text: str, function: ast.FunctionDef) -> tuple[int, int]:
+    """Returns line and column after the colon of a function."""
+    depth, start = 0, (function.lineno, function.col_offset)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.start >= start and token.type == tokenize.OP:
+            depth += (token.string in "([{") - (token.string in ")]}")
+            if token.string == ":" and not depth:
+                line, column = token.end
+                return line, len(token.line.splitlines()[-1][:column].encode())
+    raise AssertionError(function.name)
+
+
+def _span(start: tuple[int, int], end: tuple[int, int]) -> ast.expr:
+    """Returns a node from one position to another."""
+    names = ("lineno", "col_offset", "end_lineno", "end_col_offset")
+    return ast.Constant(None, **dict(zip(names, (*start, *end), strict=True)))
+
+
+def joined(text: str) -> str:
+    r"""Puts each simple statement on one line where it fits and has no comment.
+
+    >>> joined('x = f(\n    1,\n    2,\n)')
+    'x = f(1, 2)'
+    """
+    edits: list[Edit] = []
+    simple = (ast.Expr, ast.Assign, ast.AugAssign, ast.Return)
+    for node in [node for node in ast.walk(ast.parse(text)) if isinstance(node, simple)]:
+        source = text.splitlines()[node.lineno - 1 : node.end_lineno]
+        if len(source) > 1 and not any("#" in line or '"""' in line for line in source):
+            line = re.sub(r"(?<=[(\[{]) |,? (?=[)\]}])", "", " ".join(map(str.strip, source)))
+            is_short = len(line) + node.col_offset <= WIDTH
+            if is_short and ast.unparse(ast.parse(line)) == ast.unparse(node):
+                edits.append((node, line))
+    return edited(text, edits)
+
+
+def wrapped(text: str) -> str:
+    r"""Gives the arguments of a statement's call lines of their own where one line is too long.
+
+    >>> print(wrapped(f'x = function({"a" * 60}, b={"c" * 24})'))
+    x = function(
+        aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa, b=cccccccccccccccccccccccc
+    )
+    """
+    edits: list[Edit] = []
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        call = getattr(node, "value", None)
+        is_simple = isinstance(node, (ast.Expr, ast.Assign, ast.Return))
+        if not is_simple or not isinstance(call, ast.Call) or node.lineno != node.end_lineno:
+            continue
+        if len(lines[node.lineno - 1]) <= WIDTH:
+            continue
+        arguments = [*call.args, *call.keywords]
+        arguments.sort(key=lambda part: part.col_offset)
+        words = [ast.get_source_segment(text, part) or "" for part in arguments]
+        indent = " " * node.col_offset
+        inner = f"{indent}    {', '.join(words)}"
+        if len(inner) > WIDTH:
+            inner = "\n".join(f"{indent}    {word}," for word in words)
+        new = f"{ast.get_source_segment(text, call.func)}(\n{inner}\n{indent})"
+        if ast.unparse(ast.parse(new)) == ast.unparse(call):
+            edits.append((call, new))
+    return edited(text, edits)
 
 
 def short_docstrings(text: str) -> str:
@@ -170,6 +253,22 @@ def short_docstrings(text: str) -> str:
     return re.sub(r":\n +\n", ":\n", edited(text, edits))
 
 
+def without_calls(text: str, name: str) -> str:
+    r"""Replaces each call of a function by its first argument; `x = f(x)` is left out.
+
+    >>> without_calls('y = f(x, 1)\ny = f(y, 2)', 'f')
+    'y = x\n#-'
+    """
+    for node in ast.walk(ast.parse(text)):
+        call = node.value if isinstance(node, ast.Assign) else node
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == name:
+            new = ast.get_source_segment(text, call.args[0]) or ""
+            if isinstance(node, ast.Assign) and new == ast.unparse(node.targets[0]):
+                return without_calls(edited(text, [(node, GONE)]), name)
+            return without_calls(edited(text, [(call, new)]), name)
+    return text
+
+
 def lambda_of(text: str, code: types.CodeType) -> ast.Lambda:
     """Returns the lambda of a file that a code object belongs to.
 
@@ -184,7 +283,8 @@ def lambda_of(text: str, code: types.CodeType) -> ast.Lambda:
         first, last = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
         return all(first <= (p[0], p[2]) and (p[1], p[3]) <= last for p in places)
 
-    return next(node for node in nodes if node.lineno == code.co_firstlineno and holds(node.body))
+    nodes = [node for node in nodes if node.lineno == code.co_firstlineno]
+    return nodes[0] if len(nodes) == 1 else next(node for node in nodes if holds(node.body))
 
 
 def dedented(text: str, node: ast.stmt) -> str:

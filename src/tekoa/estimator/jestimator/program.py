@@ -59,7 +59,7 @@ class LongProgram:
 
     def train_parts(self, batches: Iterable[Any], layout: Layout | None) -> TrainParts:
         self._require("get_train_state", "train_step")
-        for name in ("remat", "clip_norm", "grad_noise", "unfreeze_at"):
+        for name in ("remat", "clip_norm", "grad_noise", "unfreeze_at", "freeze_at"):
             if getattr(self._flags, name) is not None:
                 raise UsageError(
                     f"--{name} changes the step of Tekoa, but this model file has its own "

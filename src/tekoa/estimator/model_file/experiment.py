@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import pathlib
@@ -82,20 +83,25 @@ class DataFacts:
 
     Attributes:
         info: Shapes, dtypes, number of classes, value range.
-        n_examples: Number of examples; None if unknown.
+        n_examples: Number of examples; None for a stream, whose end is not known.
         batch_size: Rows in a training batch.
         sample: One batch.
+        count: Counts the examples of a stream, for `n_batches`.
     """
 
     info: Info
     n_examples: int | None
     batch_size: int
     sample: Any
+    count: Callable[[], int] | None = None
 
-    @property
+    @functools.cached_property
     def n_batches(self) -> float:
-        """Training batches in the data; at least 1."""
-        return max(1.0, (self.n_examples or 1) / self.batch_size)
+        """Training batches in the data; at least 1. Reads a stream to its end."""
+        n_examples = self.n_examples
+        if n_examples is None and self.count is not None:
+            n_examples = self.count()
+        return max(1.0, (n_examples or 1) / self.batch_size)
 
 
 def load_module(name: str | None) -> types.ModuleType:

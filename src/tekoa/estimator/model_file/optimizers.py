@@ -69,7 +69,10 @@ def make_optimizer(
     name = str(getattr(opt_config, "optimizer", None))
     if name == "lbfgs":
         if table:
-            raise UsageError("--module_config.opt_config.groups: lbfgs has no rates to set.")
+            raise UsageError(
+                "--module_config.opt_config.groups: lbfgs has no rates to set. Choose another "
+                "optimizer, such as --module_config.opt_config.optimizer=adam."
+            )
         _log.info("Optimizer lbfgs: a line search sets the step size; the rate is ignored.")
         return optax.lbfgs()
     if name in named.BY_SCALES and name != "amos":
@@ -183,13 +186,13 @@ def _grouped(
     return groups.param_groups({**table, ".*": rest}, make=make)
 
 
-def parse_unfreezing(text: str | None) -> dict[str, int] | None:
-    """Parses `--unfreeze_at`; None if it is not set.
+def parse_steps(flag: str, text: str | None) -> dict[str, int] | None:
+    """Parses numbers of steps by pattern; None if `flag` is not set.
 
     Raises:
         UsageError: If an entry is not `PATTERN=STEPS`.
 
-    >>> parse_unfreezing('^embed=500; bias$=100')
+    >>> parse_steps('--unfreeze_at', '^embed=500; bias$=100')
     {'^embed': 500, 'bias$': 100}
     """
     table: dict[str, int] = {}
@@ -202,8 +205,8 @@ def parse_unfreezing(text: str | None) -> dict[str, int] | None:
             table[pattern] = 0
         if not pattern or table[pattern] < 1:
             raise UsageError(
-                "--unfreeze_at must be 'PATTERN=STEPS; ...', where PATTERN is a regular expression "
-                f"and STEPS the number of steps before; got {part!r}."
+                f"{flag} must be 'PATTERN=STEPS; ...', where PATTERN is a regular expression "
+                f"and STEPS a number of steps from 1 up; got {part!r}."
             )
     return table or None
 
@@ -262,7 +265,10 @@ def _scale_fns(
     if eta is not None:
         return by_rules(eta), None if slot_shape is None else by_rules(slot_shape)
     if find_scales is None:
-        raise UsageError("Amos needs scales, but this model file sets neither eta nor find_scales.")
+        raise UsageError(
+            "Amos needs scales, but this model file passes neither eta= nor find_scales= to "
+            "make_optimizer. Pass one of them, or choose another optimizer."
+        )
     table = find_scales()
     _log.info("Amos scales found for the model:\n%s", table)
     return table.eta_fn, table.shape_fn

@@ -19,7 +19,7 @@ def check_flags(config: RunConfig) -> None:
     every = config.sample_every
     if every is None:
         names = ("sample_prompt", "sample_tokens", "sample_temperature", "sample_top_p")
-        if unused := [name for name in names if name in config.given]:
+        if unused := [name for name in names if name in config.set_flags]:
             raise UsageError(f"--{unused[0]} needs --sample_every=STEPS.")
     elif every % config.check_every_steps:
         raise UsageError(

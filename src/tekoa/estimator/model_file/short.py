@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import optax
 from tekoa import data, hosts
 from tekoa.bridges import any_model
 from tekoa.bridges.scales import find_scales
-from tekoa.core import metrics as metrics_lib
+from tekoa.core.loss.reduction import reported_loss
 from tekoa.core.model import ModelFns
 from tekoa.estimator.cli import processes
 from tekoa.estimator.cli.flags import UsageError
@@ -58,7 +58,8 @@ class ShortProgram:
             data=batches,
             split=experiment.split,
             reduction=experiment.reduction,
-            unfreeze_at=optimizers.parse_unfreezing(self._config.unfreeze_at),
+            unfreeze_at=optimizers.parse_steps("--unfreeze_at", self._config.unfreeze_at),
+            freeze_at=optimizers.parse_steps("--freeze_at", self._config.freeze_at),
             remat=self._config.remat,
             clip_norm=self._config.clip_norm or None,
             grad_noise=self._config.grad_noise or None,
@@ -85,7 +86,7 @@ class ShortProgram:
 
         def stage(name: str) -> Callable[[Checkpoint], Summary]:
             experiment = self.experiment("train")
-            metrics = {"loss": _reported(experiment.loss), **experiment.metrics}
+            metrics = {"loss": reported_loss(experiment.loss), **experiment.metrics}
             passes = self._passes("valid", name)
             validate = loop.evaluation(metrics, passes, label="valid", stop_flag=stop_flag)
             return lambda checkpoint: _as_train_metrics(validate(checkpoint), experiment, name)
@@ -99,7 +100,10 @@ class ShortProgram:
     def evaluation(self) -> Callable[[str | None, Any], dict[str, float]]:
         experiment = self.experiment("eval")
         if not experiment.metrics:
-            raise UsageError("This model cannot be evaluated: its Experiment has no `metrics`.")
+            raise UsageError(
+                "This model cannot be evaluated: its Experiment has no `metrics`. Add some in the "
+                "model file, such as metrics={'loss': fn}."
+            )
         fns, layout = any_model.as_model_fns(experiment.model), self._data.layout
         passes = self._passes("eval")
         inputs = experiment.split(next(iter(passes)))[0]
@@ -121,7 +125,10 @@ class ShortProgram:
     def predictions(self, path: str | None, stop_flag: Any) -> Iterator[Any]:
         experiment = self.experiment("pred")
         if experiment.predict is None:
-            raise UsageError("This model cannot predict: its Experiment has no `predict`.")
+            raise UsageError(
+                "This model cannot predict: its Experiment has no `predict`. Add one in the model "
+                "file: a function of the outputs that returns one result per row."
+            )
         fns = any_model.as_model_fns(experiment.model)
         batches = iter(self._passes("pred"))
         first = next(batches, None)
@@ -195,9 +202,16 @@ class ShortProgram:
     def facts(self, kind: Kind) -> DataFacts:
         """Returns what `experiment` learns about the data of one kind."""
         source, size = self._data.source(kind), self._config.train_batch_size
-        n_examples = len(source)
-        sample = next(source.batches(min(size, n_examples), epochs=1, remainder="keep"))
-        return DataFacts(info=source.info, n_examples=n_examples, batch_size=size, sample=sample)
+        # A stream may have no end.
+        n_examples = None if source.reader.is_stream else len(source)
+        sample = next(source.batches(min(size, n_examples or size), epochs=1, remainder="keep"))
+        return DataFacts(
+            info=source.info,
+            n_examples=n_examples,
+            batch_size=size,
+            sample=sample,
+            count=source.__len__,
+        )
 
     def experiment(self, kind: Kind) -> Experiment:
         """Returns the experiment for the data of one kind."""
@@ -214,22 +228,6 @@ class ShortProgram:
             # Here, not in the task: evaluation and prediction split the parameters too.
             model = any_model.as_model_fns(model, trainable=experiment.trainable)
         return dataclasses.replace(experiment, model=model)
-
-
-def _reported(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the loss that is reported: the metric "loss" of a loss function, or its value."""
-
-    def reported(*outputs_and_batch: Any) -> Any:
-        value, metrics = _value_and_metrics(loss(*outputs_and_batch))
-        return metrics.get("loss", value)
-
-    return reported
-
-
-def _value_and_metrics(result: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Splits what a loss function returns: the loss, or the loss and a dict of metrics."""
-    is_pair = isinstance(result, tuple) and not isinstance(result, metrics_lib.Mean)
-    return result if is_pair else (result, {})
 
 
 def _as_train_metrics(summary: Summary, experiment: Experiment, name: str) -> Summary:

@@ -16,6 +16,7 @@ from tekoa.estimator.run.run import Run
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop import train
 from tekoa.loop.task import StateReader
+from tekoa.optim.freezing import NeverTrainedError
 from tekoa.optim.groups import UnusedRuleWarning
 
 # `make_reader(parts, data_state)`: what the loop starts from; `data_state` is the first position.
@@ -53,7 +54,7 @@ def training_loop(
             f"--{flag} sets {uneven[0]}."
         )
     parts = program.train_parts(batches, layout_lib.layout_of(run))
-    with _unused_patterns_are_mistakes(config):
+    with _freezing_mistakes_are_named(config):
         loop = train.TrainLoop(
             make_reader(parts, interop.position(batches)),
             parts.task,
@@ -76,17 +77,18 @@ def training_loop(
 
 
 @contextlib.contextmanager
-def _unused_patterns_are_mistakes(config: RunConfig) -> Iterator[None]:
-    """Raises UsageError if a pattern of `--unfreeze_at` matches no parameter."""
-    if config.unfreeze_at is None:
+def _freezing_mistakes_are_named(config: RunConfig) -> Iterator[None]:
+    """Raises UsageError if `--unfreeze_at` or `--freeze_at` does not suit the parameters."""
+    flags = [f"--{name}" for name in ("unfreeze_at", "freeze_at") if getattr(config, name)]
+    if not flags:
         yield
         return
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnusedRuleWarning)
         try:
             yield
-        except UnusedRuleWarning as warning:
-            raise UsageError(f"--unfreeze_at: {warning}") from None
+        except (UnusedRuleWarning, NeverTrainedError) as mistake:
+            raise UsageError(f"{', '.join(flags)}: {mistake}") from None
 
 
 def _n_steps(config: RunConfig, batches: Any) -> int | None:

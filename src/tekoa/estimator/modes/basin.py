@@ -17,14 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tekoa.bridges import any_model
 from tekoa.core import step as steps
+from tekoa.core.loss.reduction import split_metrics
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file.program import Program, program_of
 from tekoa.estimator.run import run as runs
-from tekoa.loop.task import TrainTask
+from tekoa.estimator.run import run_files
+from tekoa.loop.task import TrainTask, model_fns_for
 from tekoa.optim import sphere
 from tekoa.optim.scales.table import ScaleTable
+from tekoa.store.mirror import mirror
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # On the steps of `auto`.
 TOLERANCE = 1.05  # The default is good enough if its loss is within this factor of the best.
@@ -35,15 +37,24 @@ _WIDTHS = ("width", "d_model", "hidden_size", "d_hidden", "n_hidden")
 
 
 def run_check(config: RunConfig) -> int:
-    """Prints the losses around the default, as a picture, and returns the exit code."""
+    """Prints the losses around the default, as a picture, and returns the exit code.
+
+    If `--model_dir` is a run, its page shows them too.
+    """
     sizes = dict(_sizes(config))
-    good = []
+    good, lines = [], []
     for name, sized in sizes.items():
         program = program_of(runs.open_run(sized), "train")
         losses = probe(program, seconds=_SECONDS / len(sizes))
-        print("\n".join([name, *picture(losses)]), flush=True)
+        lines += [name, *picture(losses)]
+        print("\n".join(lines[-len(losses) - 1 :]), flush=True)
         good.append(is_in_basin(losses))
-    print(_verdict(good, list(sizes)))
+    lines.append(_verdict(good, list(sizes)))
+    print(lines[-1])
+    model_dir = runs.open_run(config).model_dir
+    if (model_dir / run_files.RUN_FILE).exists() and not mirror.is_url(config.model_dir):
+        (model_dir / run_files.CHECK_FILE).write_text("\n".join(lines) + "\n")
+        print(f"The page of {model_dir} shows it too: tekoa page {model_dir}")
     return 0
 
 
@@ -92,7 +103,7 @@ def probe(program: Program, *, seconds: float, n_steps: int = _N_STEPS) -> dict[
 
 def _make_run(model: Any, task: TrainTask, table: ScaleTable, batches: Sequence[Any]) -> Any:
     """Returns `run(batches, factor)`, which trains from scratch; all runs share one program."""
-    fns = any_model.as_model_fns(model)
+    fns = model_fns_for(task, model)
     optimizer = optax.inject_hyperparams(
         lambda learning_rate: sphere.sphere(table, learning_rate=learning_rate)
     )(learning_rate=0.0)
@@ -118,20 +129,24 @@ def _make_run(model: Any, task: TrainTask, table: ScaleTable, batches: Sequence[
 
 def _value_of(loss: Any, *args: Any) -> Any:
     """Returns the loss without the metrics that it may report besides."""
-    result = loss(*args)
-    return result[0] if isinstance(result, tuple) else result
+    return split_metrics(loss(*args))[0]
 
 
 def is_in_basin(losses: Mapping[float, float]) -> bool:
     """Whether the loss of the default is about the lowest.
 
+    A basin has one bottom: a default that is above both of its neighbours is noise.
+
     >>> is_in_basin({0.5: 1.2, 1.0: 1.0, 2.0: 0.99})
+    True
+    >>> is_in_basin({0.5: 1.0, 1.0: 1.2, 2.0: 1.1})
     True
     >>> is_in_basin({0.5: 3.0, 1.0: 2.0, 2.0: 1.0})
     False
     """
-    lowest = min(losses.values())
-    return losses[1.0] <= lowest + (TOLERANCE - 1) * abs(lowest)
+    lowest, default = min(losses.values()), losses[1.0]
+    is_bump = math.isfinite(default) and default > max(losses[0.5], losses[2.0])
+    return is_bump or default <= lowest + (TOLERANCE - 1) * abs(lowest)
 
 
 def picture(losses: Mapping[float, float]) -> list[str]:

@@ -91,7 +91,7 @@ def _with_eval_data(run: runs.Run) -> runs.Run:
     """Uses the data that training was validated on, if `--eval_pattern` is not set."""
     trained = runs.read_facts(run.model_dir).get("flags", {})
     pattern = trained.get("eval_pattern") or trained.get("valid_pattern")
-    if "eval_pattern" in run.config.given or pattern in (None, run.config.eval_pattern):
+    if "eval_pattern" in run.config.set_flags or pattern in (None, run.config.eval_pattern):
         return run
     print(f"Evaluating on {pattern}, as in training.", file=sys.stderr, flush=True)
     return dataclasses.replace(run, config=dataclasses.replace(run.config, eval_pattern=pattern))

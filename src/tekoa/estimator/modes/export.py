@@ -99,7 +99,7 @@ def _open_run(start: Start | None, to: str) -> runs.Run:
     config = start.config()
     defaults = {name: FIELDS[name].default for name in _LAYOUT_FLAGS}
     return runs.open_run(
-        dataclasses.replace(config, **defaults, given=config.given - {*_LAYOUT_FLAGS})
+        dataclasses.replace(config, **defaults, set_flags=config.set_flags - {*_LAYOUT_FLAGS})
     )
 
 

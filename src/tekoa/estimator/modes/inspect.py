@@ -46,7 +46,7 @@ def run_inspect(directory: str, config: RunConfig) -> int:
         _print_arrays(path)
     for folder in _best_folders(path):
         try:
-            value = score.BestScore(folder / score.NAME, mode="max").value
+            value = score.read(folder / score.NAME)
         except (errors.DamagedError, PermissionError) as error:
             is_damaged = True
             print(printable(error))

@@ -103,7 +103,7 @@ def training(
         stop_flag: Ends training with a checkpoint once it is set.
         stdout: Whether the loop prints its messages.
     """
-    with runs.remove_empty_dir_on_error(run):
+    with runs.remove_new_dir_on_error(run):
         seed = runs.choose_seed(run)
         with contextlib.ExitStack() as stack:
             # Closed after the writer of checkpoints: the last step is tracked once it is committed.
@@ -116,9 +116,9 @@ def training(
             validation = program.validation(parts, loop, stop_flag)
             _check_validation(run.config, validation)
             sampling = samples.sample_stage(run.config, program, loop)
+            stoppings = selection.stoppings(run, loop)
             _record_start(run, seed, parts, loop)
             keeper.meta["code"] = runs.code_digests(run)
-            stoppings = selection.stoppings(run, loop)
             watch = monitor.Monitor(loop, peak_flops=run.config.peak_flops)
             progress = Progress(loop=loop, last=None, validation=validation, stoppings=stoppings)
             stages = [*_stages(run, progress, stop_flag, watch, stack), *trackers]

@@ -203,6 +203,8 @@ class Watcher:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+            with contextlib.suppress(OSError):  # Not empty: there are evaluations.
+                self._eval_dir.rmdir()
 
     def _steps(self) -> Iterator[int]:
         """Yields the steps to evaluate; process 0 finds them and broadcasts them."""

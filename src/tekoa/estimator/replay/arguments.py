@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from tekoa.core.messages import did_you_mean
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.store.mirror import mirror
 
@@ -28,15 +29,27 @@ class Arguments(argparse.ArgumentParser):
         command = self.prog.removeprefix("tekoa ")
         raise UsageError(f"{command}: {message}. Run `{self.prog} --help`.")
 
+    def hint(self, argument: str) -> str:
+        """Returns ' Did you mean ...?' with the flag that an argument resembles."""
+        names = [name.removeprefix("--") for name in self._option_string_actions]
+        return did_you_mean(argument.lstrip("-").partition("=")[0], names, prefix="--")
+
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parses the arguments; the directories must exist.
 
         Raises:
             UsageError: If an argument is missing, unknown or wrong.
         """
-        parsed = self.parse_args(arguments)
+        parsed, unknown = self.parse_known_args(arguments)
+        if unknown:
+            raise UsageError(
+                f"{self.prog} does not know {unknown[0]!r}.{self.hint(unknown[0])} "
+                f"Run `{self.prog} --help`."
+            )
         for name in self._positional:
             path = mirror.fetched(getattr(parsed, name), steps="none")
+            if path.is_file():
+                raise UsageError(f"{mirror.shown(path)!r} is a file. Name the directory of a run.")
             if not path.is_dir():
                 raise UsageError(f"Directory {mirror.shown(path)!r} does not exist.")
         return parsed

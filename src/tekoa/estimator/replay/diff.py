@@ -12,13 +12,16 @@ Example: tekoa diff runs/a runs/b
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
+from tekoa.core import trees
+from tekoa.core.messages import some_of
 from tekoa.estimator.replay import arguments as arguments_lib
 from tekoa.estimator.replay import replay
-from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
+from tekoa.estimator.replay.segment import MakeLoop, Replayer
 from tekoa.extensions import checkpoint_files, run_record
 from tekoa.loop.checkpoint import Checkpoint
 from tekoa.loop.train import TrainLoop
@@ -75,19 +78,24 @@ def diff(
         ReplayError: If the segment in which they part cannot be replayed.
     """
     pair = Replayer(a, make_a), Replayer(b, make_b)
-    common = sorted(pair[0].stored.keys() & pair[1].stored.keys())
-    n = _first_unequal(common, lambda step: _stored_difference(*pair, step) is None)
-    if n == len(common) and common:
-        return RunDiff(settings=_settings(*pair, common[-1]), n_equal=common[-1])
-    if common and common[n] == 0:
-        return _initial_state(*pair)
     for replayer in pair:
-        if not replayer.stored:
-            raise ReplayError(f"{mirror.shown(replayer.directory)} has no checkpoint to compare.")
+        replayer.check_stored()
+    with pair[0].noticing_removals(), pair[1].noticing_removals():
+        return _compare(*pair)
+
+
+def _compare(a: Replayer, b: Replayer) -> RunDiff:
+    """Compares the checkpoints of two runs, and trains them again from where they part."""
+    common = sorted(a.stored.keys() & b.stored.keys())
+    n = _first_unequal(common, lambda step: _stored_difference(a, b, step) is None)
+    if n == len(common) and common:
+        return RunDiff(settings=_settings(a, b, common[-1]), n_equal=common[-1])
+    if common and common[n] == 0:
+        return _initial_state(a, b)
     start = common[n - 1] if n else 0
     # Without a common checkpoint the runs are compared up to the end of the shorter one.
-    last = common[n] if common else min(max(replayer.stored) for replayer in pair)
-    return _replayed(*pair, start, last)
+    last = common[n] if common else min(max(a.stored), max(b.stored))
+    return _replayed(a, b, start, last)
 
 
 def run_diff(arguments: Sequence[str]) -> int:
@@ -126,7 +134,9 @@ def _settings(a: Replayer, b: Replayer, step: int) -> list[str]:
     ]
     seeds = [start.seed for start in starts]
     seed_lines = [f"random seed: {seeds[0]} -> {seeds[1]}"] if seeds[0] != seeds[1] else []
-    return seed_lines + run_record.changes(*facts)
+    models = [start.facts["model"] for start in starts]
+    model_lines = [f"model: {models[0]} -> {models[1]}"] if models[0] != models[1] else []
+    return seed_lines + model_lines + run_record.changes(*facts)
 
 
 def _first_unequal(common: Sequence[int], is_equal: Callable[[int], bool]) -> int:
@@ -147,9 +157,8 @@ def _stored_difference(a: Replayer, b: Replayer, step: int) -> str | None:
     for replayer in (a, b):
         opened = steps.open_step(replayer.stored[step])
         names = [name for name in _ITEMS if name in opened.index.items]
-        items.append({name: load.load_step(opened, items=names)[name] for name in names})
-    difference = compare.first_difference(*items)
-    return None if difference is None else str(difference)
+        items.append(load.load_step(opened, items=names))
+    return _first_difference(*items)
 
 
 def _initial_state(a: Replayer, b: Replayer) -> RunDiff:
@@ -215,13 +224,21 @@ def _not_reproduced(a: Replayer, b: Replayer, start: int, last: int) -> RunDiff:
 
 
 def _state_difference(a: Checkpoint, b: Checkpoint) -> str | None:
-    items_a, items_b = (checkpoint_files.items_of(c.state) for c in (a, b))
+    return _first_difference(*(checkpoint_files.items_of(c.state) for c in (a, b)))
+
+
+def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+    """Returns how the items of two states differ; None if they do not."""
     for name in _ITEMS:
-        if jax.tree.structure(items_a[name]) != jax.tree.structure(items_b[name]):
-            continue  # Another optimizer, say; the parameters will differ.
-        difference = compare.first_difference({name: items_a[name]}, {name: items_b[name]})
-        if difference is not None:
-            return str(difference)
+        own_a, own_b = a.get(name), b.get(name)
+        if jax.tree.structure(own_a) == jax.tree.structure(own_b):
+            difference = compare.first_difference({name: own_a}, {name: own_b})
+            if difference is not None:
+                return str(difference)
+        elif name == "model_params":
+            only_one = trees.named_leaves(own_a).keys() ^ trees.named_leaves(own_b).keys()
+            return f"Only one run has {some_of(sorted(map('/'.join, only_one)))}."
+        # Else another optimizer, say; the parameters will differ.
     return None
 
 

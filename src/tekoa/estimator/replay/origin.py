@@ -52,6 +52,30 @@ class Origin:
     result: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Scope:
+    """Where an operation is: the names around it, and the calls that lead to it."""
+
+    names: str = ""
+    calls: tuple[Any, ...] = ()
+
+    def inside(self, equation: Any) -> "_Scope":
+        """Returns the scope of an equation in this one."""
+        info = equation.source_info
+        names = "/".join(filter(None, [self.names, str(info.name_stack)]))
+        return _Scope(names, (*self.calls, info))
+
+    @property
+    def line(self) -> tuple[str, int]:
+        """The line of the model that calls the operation.
+
+        Functions of JAX, such as `jnp.linalg.norm`, keep the program of their first call, which
+        names no line of the model: then the line of the call counts.
+        """
+        lines = map(user_line, reversed(self.calls))
+        return next((line for line in lines if line[0]), ("", 0))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Value:
     """A value, and how it was made if it is not finite."""
@@ -78,7 +102,7 @@ class _Event:
     equation: Any
     operands: list[_Value]
     results: list[Any]
-    names: str
+    scope: "_Scope"
 
 
 def find_origin(
@@ -96,7 +120,7 @@ def find_origin(
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     leaves = [_Value(x, argument=i) for i, x in enumerate(jax.tree.leaves(tuple(args)))]
-    results = _Evaluator().run(closed, leaves, "")
+    results = _Evaluator().run(closed, leaves, _Scope())
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shape)]
     for path, value in zip(paths, results, strict=True):
         if is_target(path) and value.is_bad:
@@ -131,7 +155,7 @@ class _Evaluator:
     def __init__(self):
         self._n_events = 0
 
-    def run(self, closed: Any, args: Sequence[_Value], names: str) -> list[_Value]:
+    def run(self, closed: Any, args: Sequence[_Value], scope: _Scope) -> list[_Value]:
         jaxpr = closed.jaxpr
         known: dict[Any, _Value] = {}
         for variable, constant in zip(jaxpr.constvars, closed.consts, strict=True):
@@ -144,41 +168,40 @@ class _Evaluator:
             return known[atom]
 
         for equation in jaxpr.eqns:
-            results = self._evaluate(equation, [read(atom) for atom in equation.invars], names)
+            results = self._evaluate(equation, [read(atom) for atom in equation.invars], scope)
             known |= zip(equation.outvars, results, strict=True)
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _evaluate(self, equation: Any, operands: list[_Value], names: str) -> list[_Value]:
-        own = str(equation.source_info.name_stack)
-        names = "/".join(filter(None, [names, own]))
+    def _evaluate(self, equation: Any, operands: list[_Value], scope: _Scope) -> list[_Value]:
+        scope = scope.inside(equation)
         kind, params = equation.primitive.name, equation.params
         if kind == "scan":
-            return self._scan(equation, operands, names)
+            return self._scan(equation, operands, scope)
         if kind == "while":
-            return self._while(params, operands, names)
+            return self._while(params, operands, scope)
         if kind == "cond":
             index = int(operands[0].array)
             branch = params["branches"][min(max(index, 0), len(params["branches"]) - 1)]
-            return self.run(branch, operands[1:], names)
+            return self.run(branch, operands[1:], scope)
         for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
             inner = params.get(name)
             if inner is not None and kind not in _OPAQUE:
                 closed = inner if hasattr(inner, "consts") else jax_core.ClosedJaxpr(inner, ())
-                return self.run(closed, operands, names)
-        return self._apply(equation, operands, names)
+                return self.run(closed, operands, scope)
+        return self._apply(equation, operands, scope)
 
-    def _apply(self, equation: Any, operands: list[_Value], names: str) -> list[_Value]:
+    def _apply(self, equation: Any, operands: list[_Value], scope: _Scope) -> list[_Value]:
         arrays = [operand.array for operand in operands]
         results = equation.primitive.bind(*arrays, **equation.params)
         results = results if equation.primitive.multiple_results else [results]
         is_constant = all(operand.is_constant for operand in operands)
         event = None
         if any(_count(x, lambda x: ~np.isfinite(x)) for x in results):
-            event = _Event(self._n_events, equation, operands, results, names)
+            event = _Event(self._n_events, equation, operands, results, scope)
             self._n_events += 1
         return [_Value(x, is_constant, event=event if _Value(x).is_bad else None) for x in results]
 
-    def _scan(self, equation: Any, operands: list[_Value], names: str) -> list[_Value]:
+    def _scan(self, equation: Any, operands: list[_Value], scope: _Scope) -> list[_Value]:
         params, body = equation.params, equation.params["jaxpr"].jaxpr
         # Counted from shapes: scanned arrays have one axis more outside than inside.
         n_xs = sum(a.aval.ndim > b.aval.ndim for a, b in zip(equation.invars, body.invars))
@@ -191,17 +214,17 @@ class _Evaluator:
         steps: dict[int, list[_Value]] = {}
         for i in reversed(range(n)) if params["reverse"] else range(n):
             rows = [dataclasses.replace(x, array=x.array[i]) for x in xs]
-            results = self.run(params["jaxpr"], [*consts, *carry, *rows], names)
+            results = self.run(params["jaxpr"], [*consts, *carry, *rows], scope)
             carry, steps[i] = results[:n_carry], results[n_carry:]
         columns = zip(*(steps[i] for i in range(n)), strict=True) if n else ()
         return [*carry, *map(_stack, columns)]
 
-    def _while(self, params: Any, operands: list[_Value], names: str) -> list[_Value]:
+    def _while(self, params: Any, operands: list[_Value], scope: _Scope) -> list[_Value]:
         n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
         cond_consts, rest = operands[:n_cond], operands[n_cond:]
         body_consts, carry = rest[:n_body], rest[n_body:]
-        while bool(self.run(params["cond_jaxpr"], [*cond_consts, *carry], names)[0].array):
-            carry = self.run(params["body_jaxpr"], [*body_consts, *carry], names)
+        while bool(self.run(params["cond_jaxpr"], [*cond_consts, *carry], scope)[0].array):
+            carry = self.run(params["body_jaxpr"], [*body_consts, *carry], scope)
         return carry
 
 
@@ -216,14 +239,14 @@ def _stack(values: Sequence[_Value]) -> _Value:
 
 
 def _describe(event: _Event) -> Origin:
-    file, line = user_line(event.equation.source_info)
+    file, line = event.scope.line
     floats = [operand.array for operand in event.operands if _is_float(operand.array)]
     return Origin(
         operation=event.equation.primitive.name,
         file=file,
         line=line,
-        layer=layer_of(event.names),
-        is_backward="transpose(" in event.names,
+        layer=layer_of(event.scope.names),
+        is_backward="transpose(" in event.scope.names,
         operands=tuple(map(describe_array, floats)),
         result=", ".join(describe_array(x) for x in event.results),
     )

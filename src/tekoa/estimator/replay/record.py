@@ -64,9 +64,9 @@ class Start:
         }
         # Earlier versions did not record which flags were set.
         changed = [name for name, value in recorded.items() if value != FIELDS[name].default]
-        given = recorded.keys() & set(self.facts.get("given", changed))
+        set_flags = recorded.keys() & set(self.facts.get("given", changed))
         return {
-            **{name: recorded[name] for name in given},
+            **{name: recorded[name] for name in set_flags},
             **{name: self._file(recorded.get(name)) for name in ("module_imp", "module_config")},
         }
 
@@ -80,7 +80,7 @@ class Start:
         return RunConfig(
             **{**flags, "model_dir": str(self.directory), "progress": False},
             overrides=self.overrides,
-            given=frozenset(flags),
+            set_flags=frozenset(flags),
         )
 
     def _file(self, name: str | None) -> str | None:
@@ -109,7 +109,7 @@ class Start:
             is_stored = copy is not None and (self._copies / copy).is_file()
             if is_stored and copy != run_record.copy_name(pathlib.Path(path)):
                 lines.append(f"{path} has changed or is gone: using the copy of the run, {copy}.")
-        recorded, installed = self.facts.get("versions", {}), run_record.versions()
+        recorded, installed = self.facts.get("versions", {}), run_record.versions(_ARITHMETIC)
         lines += [
             f"{name} was {recorded[name]}, is {installed.get(name, 'not installed')}."
             for name in _ARITHMETIC
@@ -166,7 +166,7 @@ def read_record(directory: str | os.PathLike[str]) -> RunRecord:
     if not path.is_file():
         raise UsageError(
             f"{mirror.shown(directory)} has no {run_record.RUN_FILE}: it is not the "
-            "directory of a run."
+            "directory of a run. Name the directory that --model_dir named in training."
         )
     record = run_record.read(path)
     newest = {name: value for name, value in record.items() if name != "starts"}

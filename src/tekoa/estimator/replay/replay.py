@@ -51,10 +51,11 @@ def replay(
     """
     replayer = Replayer(directory, make_loop)
     first, last = _limits(replayer, start, stop)
-    if first in replayer.stored or first == 0:
-        return replayer.run(first, last)
-    *_, checkpoint = replayer.states(replayer.nearest(first), [first, last])
-    return checkpoint
+    with replayer.noticing_removals():
+        if first in replayer.stored or first == 0:
+            return replayer.run(first, last)
+        *_, checkpoint = replayer.states(replayer.nearest(first), [first, last])
+        return checkpoint
 
 
 def run_replay(arguments: Sequence[str]) -> int:
@@ -77,9 +78,12 @@ def run_replay(arguments: Sequence[str]) -> int:
     loss = f", loss {metrics['loss']:.6g}" if "loss" in metrics else ""
     print(f"Replayed steps {first} to {last}{loss}.")
     if last in replayer.stored:
-        difference = difference_from_stored(replayer, checkpoint)
+        with replayer.noticing_removals():
+            difference = difference_from_stored(replayer, checkpoint)
         same = f"The result has the same bits as {mirror.shown(replayer.stored[last])}."
         print(difference or same)
+    elif last > (end := max(replayer.stored)):
+        print(f"The last checkpoint of the run is step {end}: later ones may not be part of it.")
     if parsed.out is not None:
         _save(files.local_path(parsed.out), checkpoint)
     return 0
@@ -105,16 +109,17 @@ def difference_from_stored(replayer: Replayer, checkpoint: Checkpoint) -> str | 
 
 def _limits(replayer: Replayer, start: int | None, stop: int | None) -> tuple[int, int]:
     """Returns the first and the last step of the segment to replay."""
+    replayer.check_stored()
     stored = sorted(replayer.stored)
     if stop is None:
         later = [n for n in stored if start is not None and n > start]
-        stop = later[0] if later else max(stored, default=0)
+        stop = later[0] if later else stored[-1]
     if start is None:
         start = replayer.nearest(stop - 1) if stop else 0
     if start >= stop:
         raise ReplayError(
             f"{mirror.shown(replayer.directory)}: nothing to replay from step {start} to "
-            f"step {stop}. Stored steps: {stored}."
+            f"step {stop}. Stored steps: {stored}. Set --from to an earlier step than --to."
         )
     return start, stop
 

@@ -6,6 +6,7 @@ is divided where another start of the run took over, and where the run chose its
 per dispatch.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -13,18 +14,22 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from tekoa.core.state import TrainState
-from tekoa.data import ChangedDataError
+from tekoa.data import ChangedDataError, DataError
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file.program import TrainParts, program_of
 from tekoa.estimator.modes import assemble
-from tekoa.estimator.replay.record import RunRecord, read_record
+from tekoa.estimator.replay.record import RunRecord, Start, read_record
 from tekoa.estimator.run import run as runs
 from tekoa.extensions import checkpoint_files
+from tekoa.loop import initial_state
 from tekoa.loop.checkpoint import Checkpoint
 from tekoa.loop.engine import dispatch
 from tekoa.loop.task import Restored, StateReader
 from tekoa.loop.train import TrainLoop
+from tekoa.store import errors
 from tekoa.store.commit import paths
 from tekoa.store.formats import step as steps
 from tekoa.store.mirror import mirror
@@ -104,7 +109,40 @@ class Replayer:
             mirror.fetched(f"{os.fspath(directory).rstrip('/')}/{_SAVED}", steps="all")
         self.record: RunRecord | None = None if make_loop else read_record(self.directory)
         self._make_loop = make_loop
+        # The loop that ran the last segment, and the start of the run that it repeats.
+        self._last: tuple[TrainLoop, Start | None] | None = None
         self.stored = _stored_steps(self.directory)
+
+    def check_stored(self) -> None:
+        """Checks that there is a checkpoint.
+
+        Raises:
+            ReplayError: If there is none.
+        """
+        if not self.stored:
+            raise ReplayError(
+                f"{mirror.shown(self.directory)} has no complete checkpoint. If it is being "
+                "trained, wait for the first one; else train it again."
+            )
+
+    @contextlib.contextmanager
+    def noticing_removals(self) -> Iterator[None]:
+        """Explains errors in the block that come from a run that is still being trained.
+
+        Raises:
+            ReplayError: If a checkpoint was removed before it was read.
+        """
+        try:
+            yield
+        except (errors.StoreError, FileNotFoundError):
+            removed = [step for step, path in self.stored.items() if not steps.is_committed(path)]
+            if not removed:
+                raise
+            raise ReplayError(
+                f"{mirror.shown(self.directory)}: checkpoints {removed} were removed before they "
+                "were read. If the run is being trained, wait for its end, copy its directory, or "
+                "keep more checkpoints with --max_ckpt."
+            ) from None
 
     def nearest(self, step: int) -> int:
         """Returns the last stored step that is not after `step`; 0 if there is none."""
@@ -134,7 +172,7 @@ class Replayer:
         Raises:
             ReplayError: If the segment cannot be replayed.
         """
-        loop = self._loop_at(start)
+        loop = self._moved_loop(start)
         changes = self._changes(loop, start, stops[-1])
         for step in sorted({*stops, *changes}):
             checkpoint = _advance(loop, step, is_stop=step in self.stored)
@@ -143,7 +181,7 @@ class Replayer:
             if step in changes:
                 n = self._steps_per_dispatch(step, loop.n_steps_per_checkpoint)
                 facts = {**checkpoint.facts, "steps_per_dispatch": n}
-                loop = self._loop_at(step, dataclasses.replace(checkpoint, facts=facts))
+                loop = self._moved_loop(step, dataclasses.replace(checkpoint, facts=facts))
 
     def run(self, start: int, stop: int) -> Checkpoint:
         """Replays from a stored step and returns the checkpoint at `stop`."""
@@ -193,27 +231,55 @@ class Replayer:
         """Returns the choices that the run had made at a stored step."""
         return steps.open_step(self.stored[step], verify="none").index.meta.get("facts", {})
 
+    def _moved_loop(self, step: int, checkpoint: Checkpoint | None = None) -> TrainLoop:
+        """Returns a loop at a step: that of the last segment if its programs fit, or a new one."""
+        start = None if self.record is None else self.record.start_of(step + 1)
+        last, self._last = self._last, None  # An error in between may leave it half moved.
+        loop = last[0] if last is not None and last[1] is start else None
+        with self._data_errors(step):
+            if loop is None or not _move(loop, self._reader(step, checkpoint, None)):
+                loop = self._loop_at(step, checkpoint)
+            has_data_ended(loop)
+        self._last = loop, start
+        return loop
+
     def _loop_at(self, step: int, checkpoint: Checkpoint | None = None) -> TrainLoop:
         """Builds the loop at a step: from a checkpoint in memory, a stored step, or scratch."""
+
+        def read(model: Any) -> StateReader:
+            return self._reader(step, checkpoint, model)
+
+        with self._data_errors(step):
+            loop = self._make_loop(read) if self._make_loop else self._recorded_loop(step, read)
+            has_data_ended(loop)  # Reads the next batch: the data may be found only now.
+            return loop
+
+    def _reader(self, step: int, checkpoint: Checkpoint | None, model: Any) -> StateReader:
+        """Returns what a loop starts from: a checkpoint in memory, a stored step, or scratch."""
         path = self.stored.get(step)
-        if checkpoint is None and path is None and (step or not self.starts_from_scratch):
+        if checkpoint is not None or (path is None and not step and self.starts_from_scratch):
+            return _MemoryReader(target=model, checkpoint=checkpoint)
+        if path is None:
             raise ReplayError(
                 f"{mirror.shown(self.directory)}: step {step} is not stored, so that nothing can "
                 f"be replayed from there. Stored steps: {sorted(self.stored)}."
             )
+        return _StoredReader(target=model, path=path)
 
-        def read(model: Any) -> StateReader:
-            if checkpoint is None and path is not None:
-                return _StoredReader(target=model, path=path)
-            return _MemoryReader(target=model, checkpoint=checkpoint)
-
+    @contextlib.contextmanager
+    def _data_errors(self, step: int) -> Iterator[None]:
+        """Explains errors of the data in the block."""
         try:
-            return self._make_loop(read) if self._make_loop else self._recorded_loop(step, read)
+            yield
         except ChangedDataError as error:
             # What follows is for those who train: to continue with the other data.
             reason = str(error).partition(". Undo the change")[0]
             raise OtherDataError(
                 f"{mirror.shown(self.directory)} was trained on other data. {reason}."
+            ) from None
+        except DataError as error:
+            raise ReplayError(
+                f"{mirror.shown(self.directory)} cannot be replayed from step {step}: {error}"
             ) from None
 
     def _recorded_loop(self, step: int, read: Read) -> TrainLoop:
@@ -233,6 +299,24 @@ class Replayer:
             stdout=False,
         )
         return loop
+
+
+def _move(loop: TrainLoop, reader: StateReader) -> bool:
+    """Moves a loop to what a reader restores; returns whether its programs and data allow it."""
+    state = loop.state
+    # Without a layout, arrays restored to the device of others would need programs of their own.
+    target = jax.eval_shape(lambda: state) if loop.layout is None else state
+    restored = reader.restore(target)
+    if restored is None or restored.data_state is None or callable(restored.state):
+        return False
+    facts = restored.facts
+    is_known = "steps_per_dispatch" in facts
+    if not is_known or facts.get("optimizer") != loop.facts.get("optimizer"):
+        return False
+    _, runner, options = loop.parts
+    state = initial_state.resumed(restored.state, options)
+    runner.restart(state, restored.data_state, facts["steps_per_dispatch"])
+    return True
 
 
 def _stored_steps(directory: pathlib.Path) -> dict[int, pathlib.Path]:
@@ -272,6 +356,21 @@ def _advance(loop: TrainLoop, step: int, *, is_stop: bool) -> Checkpoint:
             f"Step {step} is within a group of steps that ran at once, up to step {loop.step}."
         )
     return checkpoint
+
+
+def has_data_ended(loop: TrainLoop) -> bool:
+    """Whether a loop has no batch for its next step.
+
+    Raises:
+        DataError: If the data cannot be read.
+    """
+    try:
+        loop.peek_batch()
+    except DataError:
+        raise
+    except ValueError:
+        return True
+    return False
 
 
 class _StopBefore:

@@ -19,7 +19,8 @@ import dataclasses
 import itertools
 import os
 import random
-from collections.abc import Container, Iterator, Sequence
+import statistics
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from tekoa.estimator.cli.exit_codes import ExitCode
@@ -76,24 +77,30 @@ def verify(
     Raises:
         ReplayError: If there are no two checkpoints to compare.
     """
-    replayer = Replayer(directory, make_loop)
+    return _verify(Replayer(directory, make_loop), fraction, seed)
+
+
+def _verify(replayer: Replayer, fraction: float, seed: int | None) -> Verification:
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    damaged = _leave_out_damaged(replayer)
+    codes, damaged = _leave_out_damaged(replayer)
     segments = list(_segments(replayer))
+    if not damaged:
+        replayer.check_stored()
     if not segments and damaged:
         faults = list(damaged.values())
         return Verification(segments=[], left_out=[], n_steps=0, faults=faults, seed=seed)
     if not segments:
         raise ReplayError(
             f"{mirror.shown(replayer.directory)}: there is nothing to verify: a segment needs "
-            f"two checkpoints, and the stored steps are {sorted(replayer.stored)}."
+            f"two checkpoints, and the stored steps are {sorted(replayer.stored)}. Train further."
         )
-    faults = [*damaged.values(), *_chain_faults(replayer, damaged), *_code_faults(replayer)]
-    chosen = _choose(segments, fraction, seed)
+    faults = [*damaged.values(), *_chain_faults(replayer, damaged), *_code_faults(replayer, codes)]
+    limit = _limit(segments, fraction)
+    chosen = _choose(segments, limit, seed)
     for first, last in chosen:
         faults += _segment_faults(replayer, first, last)
     n_steps = sum(last - first for first, last in segments)
-    too_long = [(a, b) for a, b in segments if b - a > fraction * n_steps and (a, b) not in chosen]
+    too_long = [(first, last) for first, last in segments if last - first > limit]
     return Verification(
         segments=chosen, left_out=too_long, n_steps=n_steps, faults=faults, seed=seed
     )
@@ -109,15 +116,16 @@ def run_verify(arguments: Sequence[str]) -> int:
     newest = max(replayer.stored, default=0)
     arguments_lib.print_differences(replayer.directory, replayer.differences(newest))
     with arguments_lib.compiled_once():
-        result = verify(parsed.RUN, fraction=parsed.fraction, seed=parsed.seed)
+        result = _verify(replayer, parsed.fraction, parsed.seed)
     n_checked = sum(last - first for first, last in result.segments)
     print(f"Trained {n_checked} of {result.n_steps} steps again (--seed={result.seed}):")
     for first, last in result.segments:
         print(f"  steps {first} to {last}")
-    for first, last in result.left_out:
+    if result.left_out:
+        segments = ", ".join(f"{first} to {last}" for first, last in result.left_out)
         print(
-            f"Not trained again: steps {first} to {last}, which have no checkpoint in between and "
-            f"are more than --fraction={parsed.fraction} of the run."
+            f"Not trained again: steps {segments}; without a checkpoint in between, each would be "
+            f"more than --fraction={parsed.fraction} of the run."
         )
     for fault in result.faults:
         print(fault)
@@ -127,16 +135,21 @@ def run_verify(arguments: Sequence[str]) -> int:
     return ExitCode.DAMAGED
 
 
-def _leave_out_damaged(replayer: Replayer) -> dict[int, str]:
-    """Removes the steps that cannot be read from those to verify; returns what is wrong."""
-    faults = {}
+def _leave_out_damaged(replayer: Replayer) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
+    """Removes the steps that cannot be read from those to verify.
+
+    Returns:
+        The code that each step names, and what is wrong with those that cannot be read.
+    """
+    codes, faults = {}, {}
     for step, path in sorted(replayer.stored.items()):
         try:
-            steps.open_step(path)
+            with replayer.noticing_removals():
+                codes[step] = steps.open_step(path).index.meta.get("code", {})
         except errors.StoreError as error:
             faults[step] = str(error)
             del replayer.stored[step]
-    return faults
+    return codes, faults
 
 
 def _segments(replayer: Replayer) -> Iterator[tuple[int, int]]:
@@ -147,28 +160,34 @@ def _segments(replayer: Replayer) -> Iterator[tuple[int, int]]:
     yield from itertools.pairwise(stored)
 
 
-def _choose(
-    segments: Sequence[tuple[int, int]], fraction: float, seed: int
-) -> list[tuple[int, int]]:
-    """Chooses segments at random that contain the requested part of all steps at most.
+def _limit(segments: Sequence[tuple[int, int]], fraction: float) -> float:
+    """Returns how many steps a segment may have to be chosen.
 
-    One of the shortest is chosen in any case. A long one, such as that before the first checkpoint
-    that was kept, would take most of the time of the run.
+    If a segment is more than the requested part of all steps, one of the shorter half is chosen,
+    not always the shortest, which would be known in advance. A long one, such as that before the
+    first checkpoint that was kept, would take most of the time of the run.
     """
-    left = fraction * sum(last - first for first, last in segments)
+    lengths = [last - first for first, last in segments]
+    requested = fraction * sum(lengths)
+    return requested if min(lengths) <= requested else statistics.median_low(lengths)
+
+
+def _choose(segments: Sequence[tuple[int, int]], limit: float, seed: int) -> list[tuple[int, int]]:
+    """Chooses segments at random that have up to `limit` steps together."""
     shuffled = list(segments)
     random.Random(seed).shuffle(shuffled)
     chosen: list[tuple[int, int]] = []
     for first, last in shuffled:
-        if last - first <= left:
+        if last - first <= limit:
             chosen.append((first, last))
-            left -= last - first
-    return sorted(chosen) or [min(shuffled, key=lambda segment: segment[1] - segment[0])]
+            limit -= last - first
+    return sorted(chosen)
 
 
 def _segment_faults(replayer: Replayer, first: int, last: int) -> list[str]:
     try:
-        difference = difference_from_stored(replayer, replayer.run(first, last))
+        with replayer.noticing_removals():
+            difference = difference_from_stored(replayer, replayer.run(first, last))
     except (errors.StoreError, OtherDataError) as error:
         return [f"Steps {first} to {last}: {error}"]
     return [f"Steps {first} to {last}: {difference}"] if difference else []
@@ -180,9 +199,11 @@ def _chain_faults(replayer: Replayer, damaged: Container[int]) -> Iterator[str]:
     for step, path in sorted(replayer.stored.items()):
         with contextlib.suppress(FileNotFoundError):  # Written by another program.
             sealed[step] = manifest.read(path)
-    for step, own in sealed.items():
-        before = own.facts.get("previous")
-        if before is None or replayer.stored[step].parent != replayer.directory:
+    # Permanent copies, in a directory of their own, are fewer: steps between them are not missing.
+    own_steps = [step for step in sealed if replayer.stored[step].parent == replayer.directory]
+    for step in own_steps:
+        before = sealed[step].facts.get("previous")
+        if before is None:
             continue
         named, digest = before["step"], before["digest"]
         if named in sealed:
@@ -191,16 +212,15 @@ def _chain_faults(replayer: Replayer, damaged: Container[int]) -> Iterator[str]:
                     f"Step {step} was written after another step {named} than the one stored: "
                     f"that one was exchanged or changed."
                 )
-        elif named not in damaged and any(n < named for n in sealed):
+        elif named not in damaged and any(n < named for n in own_steps):
             yield f"Step {named} is missing: step {step} was written after it."
 
 
-def _code_faults(replayer: Replayer) -> Iterator[str]:
+def _code_faults(replayer: Replayer, codes: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """Yields the steps that were made by other code than the record says."""
     if replayer.record is None:
         return
-    for step, path in sorted(replayer.stored.items()):
-        code: dict[str, Any] = steps.open_step(path, verify="none").index.meta.get("code", {})
+    for step, code in codes.items():
         recorded = replayer.record.start_of(step).facts.get("sources", {})
         others = {copy for copy in code.values() if copy not in recorded.values()}
         if others:

@@ -30,11 +30,10 @@ from tekoa.estimator.replay import arguments as arguments_lib
 from tekoa.estimator.replay import origin as origins
 from tekoa.estimator.replay import peak, spikes
 from tekoa.estimator.replay.origin import Origin
-from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError
+from tekoa.estimator.replay.segment import MakeLoop, Replayer, ReplayError, has_data_ended
 from tekoa.estimator.report import page
 from tekoa.loop.train import TrainLoop
 from tekoa.store.formats import step as steps
-from tekoa.store.mirror import mirror
 from tekoa.store.read import load
 
 USAGE = "tekoa why RUN [--step=N] [--memory] [--page=FILE]"
@@ -118,6 +117,11 @@ def why(
         ReplayError: If the step cannot be replayed.
     """
     replayer = Replayer(directory, make_loop)
+    with replayer.noticing_removals():
+        return _explain(replayer, step, memory)
+
+
+def _explain(replayer: Replayer, step: int | None, memory: bool) -> Diagnosis:
     if memory:
         # Where it began: at the end there may be no more data.
         first = 0 if replayer.starts_from_scratch else min(replayer.stored, default=0)
@@ -151,19 +155,20 @@ def run_why(arguments: Sequence[str]) -> int:
     print(result)
     if parsed.page is not None:
         print(f"Wrote {page.write_page(parsed.RUN, parsed.page, diagnosis=str(result))}.")
-    return 0 if result.step is not None or result.findings else 1
+    # Of a step that was named, the only finding may be that it is finite.
+    has_findings = bool(result.findings) and parsed.step is None
+    return 0 if result.step is not None or has_findings else 1
 
 
 def _find_bad(replayer: Replayer) -> TrainLoop | None:
     """Returns the loop before the first bad step; None if all steps are good."""
+    replayer.check_stored()
     stored = sorted(replayer.stored)
     for before, after in zip([0, *stored], stored, strict=False):
         if not _is_marked_bad(replayer, after):
             continue
         start = replayer.nearest(max(before - (before == after), 0))
         return _step_to_bad(replayer.loop_at(start), after - start)
-    if not stored:
-        raise ReplayError(f"{mirror.shown(replayer.directory)}: there is no checkpoint.")
     return _step_to_bad(replayer.loop_at(stored[-1]), _N_STEPS_AFTER)
 
 
@@ -181,11 +186,9 @@ def _step_to_bad(loop: TrainLoop, n_steps: int) -> TrainLoop | None:
     """Advances a loop until the next step is bad; None if none of the next steps is."""
     evaluate = _Evaluation(loop)
     for _ in range(n_steps):
-        try:
-            batch = loop.peek_batch()
-        except ValueError:
-            return None  # The data has ended.
-        if evaluate.is_bad(loop.state, batch):
+        if has_data_ended(loop):
+            return None
+        if evaluate.is_bad(loop.state, loop.peek_batch()):
             return loop
         loop.next_step()
     return None

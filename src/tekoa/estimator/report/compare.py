@@ -14,6 +14,7 @@ from tekoa.estimator.report import document, sections
 from tekoa.estimator.report.charts import Series, number
 from tekoa.estimator.report.events import Point
 from tekoa.estimator.report.facts import TRAIN, RunFacts
+from tekoa.extensions import run_record
 
 # Points of all curves together: the page stays below 3 MB.
 _MAX_POINTS = 70_000
@@ -156,7 +157,7 @@ def _settings(facts: RunFacts) -> dict[str, Any]:
     record = facts.record
     flags = {k: v for k, v in record.get("flags", {}).items() if k not in _IGNORED_FLAGS}
     settings = {"model": record.get("model"), "seed": record.get("random_seed"), **flags}
-    settings |= sections.flatten(record.get("settings") or {})
+    settings |= run_record.flatten(record.get("settings") or {})
     return {name: value for name, value in settings.items() if name != "random_seed"}
 
 

@@ -13,8 +13,7 @@ from tekoa.estimator.report import events
 from tekoa.estimator.report.events import Curves
 from tekoa.estimator.run import run_files
 from tekoa.store import errors
-from tekoa.store.commit import lease, manifest, paths
-from tekoa.store.commit import score as score_lib
+from tekoa.store.commit import lease, manifest, paths, score
 from tekoa.store.read import inspect, json_lines
 
 T = TypeVar("T")
@@ -50,6 +49,7 @@ class RunFacts:
         curves: Scalars by directory of TensorBoard files ("train", "eval" ...), then by tag.
         checkpoints: Checkpoints by directory ("" for the run's own), in order of steps.
         best: The best checkpoints, by metric.
+        check: What `tekoa scales MODEL --check` found out about the size of steps; "" if not run.
         texts: Texts that stages added to checkpoints, such as samples, by step and name.
         problems: A line about each damaged file, except checkpoints.
     """
@@ -61,6 +61,7 @@ class RunFacts:
     curves: dict[str, Curves]
     checkpoints: dict[str, list[inspect.StepInfo]]
     best: list[Best]
+    check: str = ""
     texts: dict[int, dict[str, str]] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
 
@@ -98,9 +99,14 @@ def gather(directory: pathlib.Path, *, verify: manifest.Verify | None = "size") 
         curves={place: by_tag for place, by_tag in curves.items() if by_tag},
         checkpoints={place: steps for place, steps in checkpoints.items() if steps},
         best=_best_of(folders, problems),
+        check=_if_valid(lambda: _text_of(directory / run_files.CHECK_FILE), problems) or "",
         texts=_if_valid(lambda: json_lines.read_texts(directory), problems) or {},
         problems=problems,
     )
+
+
+def _text_of(path: pathlib.Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def is_run(directory: pathlib.Path) -> bool:
@@ -143,14 +149,11 @@ def _steps_of(folder: pathlib.Path, verify: manifest.Verify) -> list[inspect.Ste
 
 
 def _best_of(folders: dict[str, pathlib.Path], problems: list[str]) -> list[Best]:
-    def score(folder: pathlib.Path) -> float | None:
-        return score_lib.BestScore(folder / score_lib.NAME, mode="max").value
-
     return [
         Best(
             place=place,
             metric=folder.name.partition("_")[2],
-            score=_if_valid(functools.partial(score, folder), problems),
+            score=_if_valid(functools.partial(score.read, folder / score.NAME), problems),
             step=max(paths.list_steps(folder), default=None),
         )
         for place, folder in folders.items()

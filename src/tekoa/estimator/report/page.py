@@ -6,7 +6,6 @@ The run is not changed, and the page needs no network: curves are inline SVG.
 import html
 import os
 import pathlib
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -102,7 +101,10 @@ def _run_directories(names: Sequence[str]) -> list[pathlib.Path]:
         else:
             directories += inside
     if not directories:
-        raise UsageError(f"There is no run in {', '.join(names)}.")
+        raise UsageError(
+            f"There is no run in {', '.join(names)}: no {run_files.RUN_FILE}, no TensorBoard files "
+            "and no checkpoints. Name the directory of a run, or one that contains runs."
+        )
     return list(dict.fromkeys(directories))
 
 
@@ -151,12 +153,16 @@ def render(facts: RunFacts, *, is_live: bool = False, diagnosis: str = "") -> st
         sections.curves(facts),
         f"<h2>Texts</h2><p></p>{sections.texts(facts)}" if facts.texts else "",
         "<h2>Parameter scales</h2><p>Root mean square of the entries.",
-        " The dashed line is eta, the scale that Amos expects. The bar shows the ratio RMS / eta, "
+        " The dashed line is eta, the scale found from the model. The bar shows RMS / eta, "
         "from a tenth to ten times."
         if facts.record.get("scales")
         else "",
         "</p>",
         sections.parameters(facts),
+        f"<h2>Size of the steps</h2><p>By <code>tekoa scales --check</code>.</p>"
+        f"<pre>{html.escape(facts.check)}</pre>"
+        if facts.check
+        else "",
         "<h2>Checkpoints</h2><p>A star marks the best checkpoint of a metric. Files are verified "
         "by size; <code>tekoa page --verify</code> and <code>tekoa inspect</code> verify checksums."
         "</p>",
@@ -205,9 +211,9 @@ def _tiles(facts: RunFacts) -> Iterator[tuple[str, str, str]]:
             yield name, number(best.score), f"at step {best.step:,}"
     times = sections.step_times(facts)
     if times:
-        recent = statistics.median(point.value for point in times[-20:])
-        speed = f"{1 / recent:,.4g} / s" if recent > 0 else "unknown"
-        yield "speed", speed, f"{1e3 * recent:.3g} ms per step, recent median"
+        rate = sections.steps_per_second(times)
+        speed = "unknown" if rate is None else f"{rate:,.4g} / s"
+        yield "speed", speed, f"{1e3 / rate if rate else 0:.3g} ms per step, recent median"
         inside, outside = sections.seconds(facts)
         share = f"{time_share(inside, outside)} in steps"
         yield "time", sections.duration(inside + outside), share

@@ -14,6 +14,7 @@ from tekoa.estimator.report import charts as charts_lib
 from tekoa.estimator.report.charts import Series, number
 from tekoa.estimator.report.events import Point
 from tekoa.estimator.report.facts import TRAIN, RunFacts
+from tekoa.extensions import run_record
 from tekoa.store.commit import paths
 from tekoa.store.read.inspect import StepInfo
 
@@ -131,7 +132,7 @@ def texts(facts: RunFacts) -> str:
 
 
 def parameters(facts: RunFacts) -> str:
-    """Returns a table of each parameter's RMS, compared with the scale Amos expects."""
+    """Returns a table of each parameter's RMS, compared with its scale."""
     scales = facts.record.get("scales") or {}
     rows = []
     for tag, points in sorted(facts.curves.get(TRAIN, {}).items()):
@@ -303,21 +304,12 @@ def settings(facts: RunFacts) -> str:
     about = {} if model is None else {"model": model, "seed": seed}  # A script has neither.
     script, *arguments = map(str, record.get("command") or [""])
     command = " ".join([script if model is None else "tekoa", *arguments])
-    values = {**about, **flatten(record.get("settings") or {}), "versions": versions}
+    values = {**about, **run_record.flatten(record.get("settings") or {}), "versions": versions}
     values = {name: value for name, value in values.items() if value is not None}
     return (
         f'<div class="two">{_pairs(values)}{_pairs(changed_flags) if changed_flags else ""}</div>'
         f'<div class="card text" style="margin-top:14px"><pre>{_text(command)}</pre></div>'
     )
-
-
-def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested settings under dotted names."""
-    flat = {}
-    for name, value in settings.items():
-        path = f"{prefix}{name}"
-        flat |= flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
-    return flat
 
 
 def _pairs(values: dict[str, Any]) -> str:

@@ -83,7 +83,10 @@ class EvalReader:
         return self._summary(index.step, restored[item], variables)
 
     def _load_weights(self, path: str | os.PathLike[str]) -> Summary:
-        target = {names.PARAMS: self._params, names.VARIABLES: self._variables}
+        variables = self._variables
+        if names.random_streams({names.VARIABLES: variables}):  # Files need not have them.
+            variables = self._initial()[1]
+        target = {names.PARAMS: self._params, names.VARIABLES: variables}
         stored, _ = weights_file.read_safetensors(path, target, self._namings)
         loaded = trained.like(target, stored, str(path))
         placed = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), loaded, target)

@@ -23,7 +23,7 @@ from tekoa.estimator.run.run_files import last_step as last_step
 from tekoa.estimator.run.run_files import read_facts as read_facts
 from tekoa.exchange import weights_file
 from tekoa.extensions import run_record
-from tekoa.store.commit import together
+from tekoa.store.commit import durable, paths, together
 from tekoa.store.mirror import mirror
 
 _FLAGS_OF_A_START = {
@@ -133,7 +133,7 @@ def _with_trained_settings(config: RunConfig, facts: Mapping[str, Any]) -> RunCo
     model_flags = {
         name: flags[name]
         for name in _MODEL_FLAGS
-        if name not in config.given and flags.get(name) is not None
+        if name not in config.set_flags and flags.get(name) is not None
     }
     if (trained or model_flags) and hosts.current().is_writer:
         text = ", ".join(f"{name}={value}" for name, value in {**trained, **model_flags}.items())
@@ -163,7 +163,7 @@ def subdirectory(run: Run, name: str) -> pathlib.Path:
 
 def _defaults(module: types.ModuleType, config: RunConfig) -> dict[str, Any]:
     """Returns the model's default flags; those about its own data only if that data is used."""
-    names_data = any(name.endswith("_pattern") for name in config.given)
+    names_data = any(name.endswith("_pattern") for name in config.set_flags)
     return getattr(module, "ALWAYS" if names_data else "DEFAULTS", {})
 
 
@@ -177,16 +177,26 @@ def _on_few_batches(config: RunConfig) -> RunConfig:
 
 
 @contextlib.contextmanager
-def remove_empty_dir_on_error(run: Run) -> Iterator[None]:
-    """Removes the new directory if the start fails before anything is written to it."""
+def remove_new_dir_on_error(run: Run) -> Iterator[None]:
+    """Removes the new directory if the start fails before anything is written to it.
+
+    After a mistake in the flags, which a first validation may reveal, the records of the start are
+    removed too, unless the directory contained something or a step was saved.
+    """
     path_and_parents = [run.model_dir, *run.model_dir.parents]
     n_new = next(i for i, path in enumerate(path_and_parents) if path.exists())
+    was_empty = n_new > 0 or (run.model_dir.is_dir() and not os.listdir(run.model_dir))
     try:
         yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            for path in path_and_parents[:n_new] if hosts.current().is_writer else ():
-                path.rmdir()
+    except BaseException as error:
+        if hosts.current().is_writer:
+            is_mistake = isinstance(error, UsageError) and was_empty
+            if is_mistake and not paths.list_steps(run.model_dir):
+                for name in (RUN_FILE, run_record.SOURCE_DIR, "train"):
+                    durable.remove(run.model_dir / name)
+            with contextlib.suppress(OSError):
+                for path in path_and_parents[:n_new]:
+                    path.rmdir()
         raise
 
 
@@ -293,8 +303,8 @@ def _facts(run: Run, seed: int) -> dict[str, Any]:
         "devices": run_record.devices(),
         "data": {"--train_pattern": digest} if digest else {},
         "settings": settings,
-        "flags": {name: value for name, value in flags.items() if name != "given"},
-        "given": sorted(run.config.given),
+        "flags": {name: value for name, value in flags.items() if name != "set_flags"},
+        "given": sorted(run.config.set_flags),
     }
 
 

@@ -7,6 +7,8 @@ from tekoa.extensions import run_record
 from tekoa.extensions.run_record import END_FILE as END_FILE
 from tekoa.extensions.run_record import RUN_FILE as RUN_FILE
 
+CHECK_FILE = "scales_check.txt"  # What `tekoa scales MODEL --check` printed about the run.
+
 
 def read_facts(model_dir: pathlib.Path) -> dict[str, Any]:
     """Returns the contents of `run.json`; empty if the file does not exist.

@@ -1,6 +1,7 @@
 """What training does with validation metrics: keeps the best checkpoints and stops early."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping
 
@@ -19,15 +20,29 @@ _LOW = re.compile("(loss|error|perplexity|rmse|mse|mae)$")
 
 def best_stages(run: Run, stack: contextlib.ExitStack) -> Iterator[serial.Stage]:
     """Yields the writers of `--save_high` and `--save_low`; they are closed with the stack."""
-    config = run.config
     modes: tuple[tuple[str, best_files.Mode], ...] = (("save_high", "max"), ("save_low", "min"))
     for flag, mode in modes:
-        for name in getattr(config, flag):
+        for name in getattr(run.config, flag):
             metric = _full_name(name)
-            writer = best_files.BestFileWriter(
-                run.model_dir, metric, mode=mode, group=_GROUP, keep=config.max_save
-            )
-            yield _checked(run, flag, metric, stack.enter_context(contextlib.closing(writer)))
+            yield _checked(run, flag, metric, _best_writer(run, metric, mode, stack))
+
+
+def _best_writer(
+    run: Run, metric: str, mode: best_files.Mode, stack: contextlib.ExitStack
+) -> serial.Stage:
+    """Returns a writer of the best checkpoints, opened by the first one that has the metric."""
+
+    @functools.cache
+    def writer() -> best_files.BestFileWriter:
+        writer = best_files.BestFileWriter(
+            run.model_dir, metric, mode=mode, group=_GROUP, keep=run.config.max_save
+        )
+        return stack.enter_context(contextlib.closing(writer))
+
+    def process(checkpoint: Checkpoint) -> Checkpoint:
+        return writer()(checkpoint)
+
+    return process
 
 
 def stoppings(run: Run, loop: TrainLoop) -> dict[str, early_stop.Stopping]:

@@ -66,8 +66,8 @@ class Lane:
                 overrides[name.removeprefix(_PREFIX)] = text
             else:
                 changes[name] = getattr(flags.parse([f"--{name}={text}"])[1], name)
-        given = base.given | changes.keys()
-        return dataclasses.replace(base, **changes, overrides=overrides, given=given)
+        set_flags = base.set_flags | changes.keys()
+        return dataclasses.replace(base, **changes, overrides=overrides, set_flags=set_flags)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

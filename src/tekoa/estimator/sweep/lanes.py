@@ -151,6 +151,7 @@ class Sweep:
             ]
             if not running:
                 return
+            self._record.remove_leftovers()  # The leases of the lanes keep other sweeps out.
             first = running[0].progress.loop
             if first.n_steps is None:
                 raise UsageError("A sweep needs an end: set --max_train_steps or --train_epochs.")
@@ -245,9 +246,8 @@ class Sweep:
             runner = running[indices[0]].progress.loop.parts[1]
             assert isinstance(runner.group, group.LaneGroup)
             words = {
-                "map": "in turn inside one program, each with the bits of a run by itself",
-                "vmap": "side by side in one program",
                 "turn": "in turn with one program",
+                "vmap": "side by side in one program",
             }[runner.group.how]
             self._report(f"{len(indices)} of {n} runs train {words}.")
         if alone:

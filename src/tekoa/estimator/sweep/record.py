@@ -53,6 +53,11 @@ class SweepRecord:
             ) from None
         return cls(directory=directory, stopped=stopped, halved=halved, rounds=rounds)
 
+    def remove_leftovers(self) -> None:
+        """Removes what a process that was killed in `write` left; see `durable.replace`."""
+        for path in self.directory.glob(f".{FILE_NAME}.{'[0-9a-f]' * 32}"):
+            path.unlink(missing_ok=True)
+
     def write(self) -> None:
         """Replaces the file."""
         self.directory.mkdir(parents=True, exist_ok=True)

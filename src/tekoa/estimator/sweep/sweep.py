@@ -17,7 +17,7 @@ Flags:
                       FIRST..LAST or VALUE,VALUE,...
   --halving           stop the worse half of the runs after 1/8, 1/4 and 1/2 of the steps (for 8)
   --metric=NAME[:max] how runs are compared (default: valid_loss, or the training loss)
-  --lanes=HOW         auto, or how runs share a program: map, vmap or turn
+  --lanes=HOW         auto, or how runs share a program: turn or vmap
   --model_dir=DIR     the directory of the sweep (default: runs/MODEL_sweep)
 All other flags are those of `tekoa train`.
 
@@ -76,7 +76,7 @@ def sweep(
             learn from those before. The grid then has ranges without a count.
         halving: Whether to stop the worse half of the runs several times on the way.
         metric: How runs are compared, such as "valid_loss" or "valid_accuracy:max".
-        lanes: How runs share a program: "map", "vmap" or "turn"; "auto" chooses.
+        lanes: How runs share a program: "turn" or "vmap"; "auto" chooses.
         **train_flags: Flags of `tekoa train`, such as `max_train_steps=200`.
 
     Returns:
@@ -136,7 +136,12 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--halving", action="store_true")
     parser.add_argument("--metric")
     parser.add_argument("--lanes", choices=get_args(How), default="auto")
-    return parser.parse_known_args(list(arguments))
+    parsed, rest = parser.parse_known_args(list(arguments))
+    for word in rest:
+        name = word.lstrip("-").partition("=")[0]
+        if word.startswith("--") and name not in flags.FLAG_NAMES and (hint := parser.hint(word)):
+            raise UsageError(f"Unknown flag --{name}.{hint} Run `tekoa sweep --help`.")
+    return parsed, rest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
