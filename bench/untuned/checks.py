@@ -32,10 +32,23 @@ def best_of_parabola(rates: Sequence[float], losses: Sequence[float]) -> float:
     return math.exp(-slope / 2 / curvature) if curvature > 0 else rates[int(np.argmin(losses))]
 
 
-def sweep(
-    results: results_lib.Results, sizes: Sequence[tuple[str, tasks.Task]], seed: int = 0
-) -> str:
-    """Trains every size at several rates, with `auto` and with AdamW."""
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """One size of a model."""
+
+    name: str
+    task: tasks.Task
+    n_seeds: int = 3
+    n_seeds_of_adamw: int = 3
+
+
+def sweep(results: results_lib.Results, sizes: Sequence[Size]) -> str:
+    """Trains every size at several rates, with `auto` and with AdamW; losses are means."""
+
+    def loss(task: tasks.Task, contestant: contestants.Contestant, n_seeds: int) -> float:
+        runs = [results.get(task, contestant, seed)["loss"] for seed in range(n_seeds)]
+        return float(np.mean([99.0 if run is None else run for run in runs]))
+
     settings = {
         "auto": [(f, contestants.auto_setting(f)) for f in FACTORS],
         "AdamW": [(r, contestants.adamw_setting(r, 0.0)) for r in ADAMW_RATES],
@@ -43,14 +56,18 @@ def sweep(
     rows = []
     for name, line in settings.items():
         rates = [rate for rate, _ in line]
-        for size, task in sizes:
-            losses = [results.get(task, contestant, seed)["loss"] or 99.0 for _, contestant in line]
+        for size in sizes:
+            n_seeds = size.n_seeds if name == "auto" else size.n_seeds_of_adamw
+            if not n_seeds:
+                continue
+            losses = [loss(size.task, contestant, n_seeds) for _, contestant in line]
             best = f"{best_of_parabola(rates, losses):.3g}"
             default = losses[rates.index(1.0)] / min(losses) if name == "auto" else math.nan
             cells = [f"{loss:.4g}" for loss in losses]
-            rows.append([name, size, best, f"{default:.3f}" if name == "auto" else "", *cells])
+            default = f"{default:.3f}" if name == "auto" else ""
+            rows.append([name, size.name, str(n_seeds), best, default, *cells])
     n_columns = max(map(len, rows))
-    header = ["optimizer", "size", "best rate", "default / best", "losses by rising rate"]
+    header = ["optimizer", "size", "seeds", "best rate", "default / best", "losses by rising rate"]
     header += [""] * (n_columns - len(header))
     return report.markdown_table(header, [row + [""] * (n_columns - len(row)) for row in rows])
 
@@ -59,15 +76,19 @@ def width(results: results_lib.Results, full: bool) -> str:
     """Best rates of an MLP and a transformer by width."""
     mlp, chars = tasks.TASKS["mlp"], tasks.TASKS["chars"]
     mlp_sizes = [
-        (f"MLP {n}", resized(mlp, f"MLP of width {n} on MNIST", 300, widths=(n, n, 10)))
-        for n in ((64, 128, 256, 512, 1024, 2048) if full else (64, 256, 1024))
+        Size(f"MLP {n}", resized(mlp, f"MLP of width {n} on MNIST", 300, widths=(n, n, 10)))
+        for n in (64, 256, 1024, 2048)
     ]
+    n_steps = 1000 if full else 250
     transformer_sizes = [
-        (
+        Size(
             f"transformer {n}",
-            resized(chars, f"transformer of width {n}", 1000 if full else 250, width=n),
+            resized(chars, f"transformer of width {n}", n_steps, width=n),
+            # The larger ones take minutes per run.
+            n_seeds=3 if full or n < 512 else 1,
+            n_seeds_of_adamw=3 if full or n < 256 else int(n < 512),
         )
-        for n in ((32, 64, 128, 256, 512) if full else (32, 64, 128))
+        for n in (32, 64, 128, 256, 512)
     ]
     return "\n\n".join(sweep(results, sizes) for sizes in (mlp_sizes, transformer_sizes))
 
@@ -76,8 +97,8 @@ def depth(results: results_lib.Results, full: bool) -> str:
     """Best rates of a residual network by depth."""
     base = dataclasses.replace(tasks.TASKS["digits"], load=data.small_mnist, batch_size=64)
     sizes = [
-        (f"{n} blocks", resized(base, f"residual MLP, {n} blocks, MNIST", 400, n_blocks=n))
-        for n in ((2, 4, 6, 8, 12) if full else (2, 6, 12))
+        Size(f"{n} blocks", resized(base, f"residual MLP, {n} blocks, MNIST", 400, n_blocks=n))
+        for n in (2, 4, 6, 8, 12)
     ]
     return sweep(results, sizes)
 
@@ -142,29 +163,29 @@ MNIST_CNN = tasks.Task(
 def published(
     results: results_lib.Results,
     task: tasks.Task,
-    seeds: Sequence[int],
-    optimizers: Sequence[contestants.Contestant],
+    optimizers: Sequence[tuple[contestants.Contestant, int]],
 ) -> str:
-    """Loss and accuracy of optimizers in a published setting."""
+    """Loss and accuracy of optimizers, each with a number of seeds, in a published setting."""
     rows = []
-    for contestant in optimizers:
-        runs = report.score([results.get(task, contestant, seed) for seed in seeds])
+    for contestant, n_seeds in optimizers:
+        runs = report.score([results.get(task, contestant, seed) for seed in range(n_seeds)])
         losses = ", ".join(f"{loss:.4g}" for loss in runs.losses)
         accuracy = f"{100 * runs.accuracy:.2f}"
-        rows.append([contestant.name, str(len(seeds)), losses, f"{runs.loss:.4g}", accuracy])
+        rows.append([contestant.name, str(n_seeds), losses, f"{runs.loss:.4g}", accuracy])
     header = ["optimizer", "seeds", "losses", "mean loss", "mean accuracy"]
     return f"{task.about}:\n\n{report.markdown_table(header, rows)}"
 
 
 def nanogpt(results: results_lib.Results, full: bool) -> str:
-    """The setting of nanoGPT."""
-    return published(results, NANOGPT, (0, 1, 2) if full else (0,), [AUTO])
+    """The setting of nanoGPT, also with AdamW at a rate of 3e-3."""
+    adamw = contestants.adamw_setting(3e-3, 0.0)
+    return published(results, NANOGPT, [(AUTO, 3 if full else 1), (adamw, 1)])
 
 
 def mnist(results: results_lib.Results, full: bool) -> str:
     """MNIST, also with an average of the parameters."""
-    optimizers = AUTO, contestants.WITH_AVERAGE
-    return published(results, MNIST_CNN, (0, 1, 2) if full else (0,), optimizers)
+    n_seeds = 3 if full else 1
+    return published(results, MNIST_CNN, [(AUTO, n_seeds), (contestants.WITH_AVERAGE, n_seeds)])
 
 
 AUTO = contestants.CONTESTANTS["auto"]

@@ -33,6 +33,7 @@ def store(tmp_path):
     return results.Results(tmp_path / "results.jsonl")
 
 
+@pytest.mark.slow
 def test_stored_results_are_not_trained_again(store, capsys):
     auto = contestants.CONTESTANTS["auto"]
     first = store.get(TINY, auto, seed=0)
@@ -87,6 +88,7 @@ def test_best_setting_is_chosen_by_the_mean_of_the_seeds(store, monkeypatch):
     assert best.numbers["rate"] == 0.003
 
 
+@pytest.mark.slow
 def test_version_changes_with_the_steps_of_the_optimizer(monkeypatch):
     behaviour = contestants.behaviour_of.__wrapped__
     before = behaviour(contestants.auto)
@@ -143,7 +145,7 @@ def test_best_rate_lies_between_the_rates_of_a_sweep():
     assert checks.best_of_parabola(rates, losses) == pytest.approx(1.3)
 
 
-def test_sweep_trains_auto_and_adamw_at_every_rate(store, capsys):
-    lines = checks.sweep(store, [("4", TINY)]).splitlines()
+def test_sweep_trains_auto_and_adamw_at_every_rate_and_seed(store, capsys):
+    lines = checks.sweep(store, [checks.Size("4", TINY, 2, 1)]).splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| auto", "| AdamW"]
-    assert len(store.lines) == len(checks.FACTORS) + len(checks.ADAMW_RATES)
+    assert len(store.lines) == 2 * len(checks.FACTORS) + len(checks.ADAMW_RATES)

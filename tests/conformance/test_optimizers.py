@@ -77,11 +77,15 @@ def sphere_with(**kwargs):
 
 
 class TableOfMatrices(TableOfOutputs):
-    """The same table with hidden matrices, which Muon orthogonalises."""
+    """The same table with hidden matrices, which Muon and sphere orthogonalise."""
 
     def row(self, name, shape):
         row = super().row(name, shape)
         return dataclasses.replace(row, role=dataclasses.replace(row.role, is_output=False))
+
+
+def sphere_with_blocks(learning_rate):
+    return sphere.sphere(TableOfMatrices(), learning_rate=learning_rate, max_side=2)
 
 
 def muon_with(learning_rate):
@@ -117,6 +121,7 @@ OPTIMIZERS = {
     "amos_schedule": Case(amos_with_warm_up, 0.1, 0.05, 0.1),
     "sphere": Case(sphere_with(), 0.1, 0.05, 0.1),
     "sphere_reduced": Case(sphere_with(is_reduced=True), 0.1, 0.05, 0.1),
+    "sphere_hidden": Case(sphere_with_blocks, 0.1, 0.05, 0.1),
     "muon": Case(muon_with, 0.1, 0.05, 0.1),
     "amos_later": Case(later_amos, 0.1, 0.05, 0.1),
     "sgd": Case(triple(classic.sgd), 0.1, 1e-3, 0.5),
@@ -134,9 +139,10 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 # The later form of Amos has a number of steps in place of a rate.
 with_rate = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "amos_later"])
 # Hidden kernels stay on their scale, wherever the minimum is.
-free_to_move = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "muon"])
+_ON_THEIR_SCALE = ("muon", "sphere_hidden")
+free_to_move = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in _ON_THEIR_SCALE])
 # The orthogonalisation of optax mixes dtypes, and tree_map_params fails within its partition.
-without_optax = free_to_move
+without_optax = pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n != "muon"])
 # Clipping is a transformation of optax in front, a schedule only sets the rate, and scalar slots
 # are reduced ones: trees, sizes and devices take the same path as in the other variants.
 _SAME_PATHS = ("amos_scalar", "amos_clip", "amos_schedule")

@@ -109,7 +109,7 @@ def test_amos_without_a_number_of_steps_is_the_published_form():
 
 
 @pytest.mark.parametrize("name", ["auto", "sphere", "muon"])
-@pytest.mark.parametrize("version", [None, 4, 99])
+@pytest.mark.parametrize("version", [None, 5, 99])
 def test_run_with_other_rules_is_refused(name, version):
     saved = {"name": name, "n_steps": 50, "eta": find_table().etas}
     if version:  # The first runs had none.

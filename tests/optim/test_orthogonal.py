@@ -74,10 +74,16 @@ def test_blocks_divide_the_smaller_side_and_move_alike(shape):
         for _ in range(3):
             s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
         mapped.append((u * s) @ v)
-    expected = of_rms_1(np.concatenate(mapped))
+    expected = len(parts) ** -0.25 * of_rms_1(np.concatenate(mapped))
     result = orthogonalise(x, max_side=3)
     result = result if shape[0] <= shape[1] else result.T
     np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_directions_of_wide_kernels_are_smaller_by_the_number_of_their_blocks():
+    for width, n_blocks in ((64, 1), (65, 2), (200, 4)):
+        rms = np.sqrt(np.mean(np.square(orthogonalise(normal(0, (300, width))))))
+        assert rms == pytest.approx(n_blocks**-0.25, rel=1e-4), width
 
 
 def test_axes_that_are_several_and_copies_are_those_of_the_role():

@@ -53,7 +53,8 @@ def muon_for(
     >>> updates, state = tx.update(params, tx.init(params), params)
     """
     # The depth counts as in the rules with which it was measured.
-    settings = {"branch_depth_power": 0.5, "table_depth_power": 1.0, **settings}
+    measured = {"branch_factor": 1.0, "branch_depth_power": 0.5, "table_depth_power": 1.0}
+    settings = {**measured, **settings}
     schedule = {name: settings.pop(name) for name in ("warmup", "tail") if name in settings}
     if learning_rate is None:
         learning_rate = sphere.step_size(n_steps, c=c, **schedule)

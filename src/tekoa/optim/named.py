@@ -33,6 +33,10 @@ Make = Callable[..., optax.GradientTransformation]
 FindTable = Callable[[], ScaleTable]
 
 
+class OtherRulesError(ValueError):
+    """A run was started with other rules of an optimizer than those of this version."""
+
+
 class NamedOptimizer(optax.GradientTransformationExtraArgs):
     """An optimizer that is chosen by name once the model and the data are known.
 
@@ -190,12 +194,12 @@ def rate_at(facts: Mapping[str, Any], step: int) -> float | None:
 
 
 def _check_rules(name: str, saved: Mapping[str, Any] | None) -> None:
-    """Raises `ValueError` if the earlier part of a run had other rules of sphere."""
+    """Raises `OtherRulesError` if the earlier part of a run had other rules of sphere."""
     if saved is None or saved.get("name") != name:
         return
     version = saved.get("rule", 1)
     if version != sphere.RULES_VERSION:
-        raise ValueError(
+        raise OtherRulesError(
             f"This run was started with version {version!r} of the rules of {name!r}; this Tekoa "
             f"has version {sphere.RULES_VERSION}. Resume it with the Tekoa that started it, or "
             "start a new run."

@@ -8,6 +8,7 @@ formed twice.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,9 @@ def is_matrix(role: Role) -> bool:
 def orthogonalise(x: jax.Array, role: Role, *, n_iterations: int, max_side: int) -> jax.Array:
     """Returns a direction with singular values that are more equal, and with an rms of 1.
 
+    The rms of a direction of n blocks is n ** -1/4: where blocks agree their steps add up, and the
+    largest singular values of the whole would grow with the width of a model.
+
     Args:
         x: The direction of a kernel, whose rows are its contracted and whose columns its free
             axes. Copies, such as the layers of a stack, are treated separately.
@@ -44,6 +48,19 @@ def orthogonalise(x: jax.Array, role: Role, *, n_iterations: int, max_side: int)
     Array([[1.7, 0. , 0. ],
            [0. , 1.7, 0. ]], dtype=float32)
     """
+    if not x.size:
+        return x
+    sharding = jax.typeof(x).sharding
+    if jax.sharding.AxisType.Explicit not in sharding.mesh.axis_types:
+        return _orthogonalise(x, role, n_iterations, max_side)
+    # The compiler chooses how products of sharded blocks are sharded.
+    on_auto_axes: Any = jax.sharding.auto_axes(
+        lambda x: _orthogonalise(x, role, n_iterations, max_side), out_sharding=sharding
+    )
+    return on_auto_axes(x)
+
+
+def _orthogonalise(x: jax.Array, role: Role, n_iterations: int, max_side: int) -> jax.Array:
     order, shape = blocks_of(x.shape, role, max_side)
     *copies, n_blocks, size, length = shape
     moved = jnp.transpose(x, order)
@@ -53,7 +70,7 @@ def orthogonalise(x: jax.Array, role: Role, *, n_iterations: int, max_side: int)
     blocks = rows.reshape(shape)
     factor, squares = _factor(_product(blocks, jnp.swapaxes(blocks, -1, -2)), n_iterations)
     # The rms of the result, without a pass over it.
-    square = jnp.sum(squares, axis=-3, keepdims=True) / (side * length)
+    square = jnp.sum(squares, axis=-3, keepdims=True) / (side * length) * n_blocks**0.5
     result = _product(factor * _inverse_root(square), blocks).reshape(rows.shape)
     back = [order.index(axis) for axis in range(x.ndim)]
     return jnp.transpose(result[..., :side, :].reshape(moved.shape), back)

@@ -45,8 +45,9 @@ class SphereRule:
             have no gradient, and dividing would enlarge the steps of the few others.
         full_depth: Number of kernels in a row up to which hidden parameters take full steps. In
             deeper models, where every layer changes what the next ones see, they are smaller.
-        branch_depth_power: Power of full_depth / depth for kernels in residual branches, each of
-            which changes only a part of what the next ones see; 0 for full steps.
+        branch_factor: Factor on the steps of kernels in residual branches, each of which changes
+            only a part of what the next ones see.
+        branch_depth_power: Power of full_depth / depth for the same kernels; 0 for none.
         table_depth_power: The same for tables that are looked up, whose rows are summands too.
         recurrent_start: Kernels that are applied to their own results start no larger than this
             part of their scale, and are free: on it, gradients might grow through time. 0: not so.
@@ -64,6 +65,7 @@ class SphereRule:
     output_factor: float = 2.0
     min_rms: float = 0.2
     full_depth: float = 5.0
+    branch_factor: float = 1.4
     branch_depth_power: float = 0.0
     table_depth_power: float = 0.5
     recurrent_start: float = 0.5
@@ -98,7 +100,7 @@ class SphereRule:
             return self.output_factor
         share = min(1.0, self.full_depth / max(table.depth, 1))
         if row.role.is_kernel and row.in_branch:
-            return share**self.branch_depth_power
+            return self.branch_factor * share**self.branch_depth_power
         return share**self.table_depth_power if row.role.kind == "looked up" else share
 
     def is_divided(self, row: ScaleRow) -> bool:
@@ -125,7 +127,7 @@ class SphereRule:
 
 
 # The version of these rules. A run stores it, and is only resumed with the same.
-RULES_VERSION = 5
+RULES_VERSION = 6
 
 
 class ProjectToSphereState(NamedTuple):
