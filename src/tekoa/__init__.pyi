@@ -81,6 +81,7 @@ from tekoa.loop.triggers import EverySeconds as EverySeconds
 from tekoa.loop.triggers import EverySteps as EverySteps
 from tekoa.optim import amos_helper as amos_helper
 from tekoa.optim.amos.transform import amos as amos
+from tekoa.optim.freezing import freeze_on_schedule as freeze_on_schedule
 from tekoa.optim.groups import groups as groups
 from tekoa.optim.groups import mask as mask
 from tekoa.optim.groups import mask_by_name as mask_by_name
@@ -92,7 +93,6 @@ from tekoa.optim.scales.auto import amos_for as amos_for
 from tekoa.optim.scales.auto import scales as scales
 from tekoa.optim.sphere import auto_for as auto_for
 from tekoa.optim.sphere import sphere as sphere
-from tekoa.optim.unfreeze import unfreeze_at as unfreeze_at
 from tekoa.sharding.layout import Layout as Layout
 from tekoa.sharding.layout import constrain as constrain
 from tekoa.sharding.mesh import make_mesh as make_mesh

@@ -42,6 +42,11 @@ def test_documents_name_no_machine():
             assert not re.search(r"/work/|/root/|/home/\w+|\.venvs", page.read_text()), page.name
 
 
+def test_outputs_of_notebooks_name_no_machine():
+    for page in (DOCS / "notebooks").glob("*.ipynb"):
+        assert not re.search(r"/tmp/|/root/|/home/|Warning", page.read_text()), page.name
+
+
 def project_files():
     return [ROOT / f"{name}.md" for name in PROJECT_FILES]
 

@@ -287,6 +287,9 @@ def test_public_names_are_documented(door):
     [
         ("import tekoa", "jax"),
         ("import tekoa.estimator.cli.main", "jax"),
+        ("import tekoa.estimator.cli.main as m; m.main(['--help'])", "absl"),
+        ("import tekoa.estimator.cli.main as m; m.main(['--help'])", "tekoa.hosts.group"),
+        ("import tekoa.estimator.cli.main as m; m.main(['--help'])", "uuid"),
         ("import tekoa.data, tekoa.data.patterns", "jax"),
         ("import tekoa.loop.train, tekoa.extensions.checkpoint_files", "equinox"),
     ],

@@ -32,6 +32,16 @@ def value_and_grad(loss, n_parts, **options):
     return run(PARAMS, {}, (X, MASK), RNG)
 
 
+def test_every_microbatch_has_its_own_key():
+    def noise(params, rng, x):
+        return params["w"][0] * jax.random.normal(rng, x.shape[:1])
+
+    loss_of = objective.Objective(model_fns(PARAMS, noise), row_mean)
+    value, *_ = objective.make_value_and_grad(loss_of, 4)(PARAMS, {}, (X, MASK), RNG)
+    draws = [jax.random.normal(jax.random.fold_in(RNG, i), (3,)) for i in range(4)]
+    assert float(value) == pytest.approx(float(np.mean(np.square(0.5 * np.stack(draws)))))
+
+
 @pytest.mark.parametrize(
     ("loss", "weights"),
     [(row_mean, np.full(12, 1 / 12)), (token_mean, MASK / MASK.sum())],

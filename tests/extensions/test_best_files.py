@@ -1,4 +1,5 @@
 import shutil
+import threading
 
 import pytest
 
@@ -12,6 +13,8 @@ from tekoa.extensions.best_files import (
     LowestCheckpointFileWriter,
 )
 from tekoa.extensions.checkpoint_files import CheckpointFileReader, CheckpointFileWriter
+from tekoa.store.commit import fault_points
+from tekoa.store.commit.score import BestScore
 
 NAN, INF = float("nan"), float("inf")
 PAIRS = {
@@ -101,6 +104,23 @@ def test_a_kill_between_commit_and_score_is_harmless(tmp_path, summary):
     write(LowestCheckpointFileWriter, tmp_path, summary, [2.0])
     (tmp_path / "low_eval_loss" / "score").unlink()
     assert write(LowestCheckpointFileWriter, tmp_path, summary, [2.0]) == 2.0
+
+
+def test_the_score_is_written_after_its_checkpoint(tmp_path, summary, monkeypatch):
+    is_written = threading.Event()
+    record = BestScore.record
+    monkeypatch.setattr(
+        BestScore, "record", lambda self, value: (record(self, value), is_written.set())
+    )
+    early = []
+
+    def reach(point):
+        if point == "before_rename":
+            early.append(is_written.wait(0.2))
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    assert write(LowestCheckpointFileWriter, tmp_path, summary, [0.5]) == 0.5
+    assert early == [False]
 
 
 def test_a_missing_metric_is_an_error(tmp_path, summary):

@@ -142,11 +142,6 @@ def test_another_shape_is_an_error(tmp_path, summary):
         CheckpointFileReader(tmp_path, target=None).restore(other)
 
 
-def test_metrics_have_joined_names(summary):
-    checkpoint = summary(1, train={"loss": 1}, eval={"loss": np.float32(2)})
-    assert checkpoint_files.flat_metrics(checkpoint) == {"train/loss": 1.0, "eval/loss": 2.0}
-
-
 def test_writer_records_each_start_of_the_program(tmp_path, summary):
     for step in (1, 2):
         write(tmp_path, summary, step)

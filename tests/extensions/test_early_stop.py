@@ -40,6 +40,13 @@ def test_a_missing_metric_is_an_error(summary):
         EarlyStopping("loss", patience=1)(summary(1, train={"mse": 1.0}))
 
 
+def test_a_loop_that_returns_to_an_earlier_step_forgets_the_later_values(summary):
+    stage = EarlyStopping("loss", patience=9)
+    for step, value in ((1, 3.0), (2, 2.0), (3, 1.0), (2, 2.5)):
+        stage(summary(step, eval={"loss": value}))
+    assert stage.best == 2.5
+
+
 @pytest.mark.parametrize("options", [{"patience": 0}, {"patience": 1, "mode": "best"}])
 def test_options_are_checked(options):
     with pytest.raises(ValueError, match="must be"):

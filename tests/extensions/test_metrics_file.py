@@ -4,7 +4,7 @@ import json
 import pytest
 
 from support import hostile
-from tekoa.extensions import outbox
+from tekoa.extensions import metrics_file, outbox
 from tekoa.extensions.metrics_file import MetricsFile
 from tekoa.loop.media import Text
 from tekoa.store import errors
@@ -77,6 +77,15 @@ def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path, summary):
     assert [row["step"] for row in lines(path)] == [1, 2]
 
 
+def test_a_line_that_a_failed_write_cut_off_is_written_again(tmp_path):
+    sink = metrics_file._Lines(tmp_path / "metrics.jsonl")
+    sink.write([metrics_file._Contents([{"step": 1}])])
+    sink._file.write(b'{"step": 2, "tr')  # Then the disk was full.
+    sink.write([{"step": 2}])
+    sink.close()
+    assert [row["step"] for row in lines(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
 def test_nan_is_null(tmp_path, summary):
     writer = MetricsFile(tmp_path / "metrics.jsonl")
     writer(at(summary, 1, loss=float("nan")))
@@ -99,7 +108,7 @@ def test_a_disk_that_fails_does_not_stop_training_and_loses_no_line(tmp_path, su
     blocked.write_text("in the way of the directory")
     writer(at(summary, 1))
     writer(at(summary, 2))
-    outbox.barrier(timeout_seconds=5)()
+    outbox.barrier(timeout_seconds=60)()
     assert sum("Training continues" in record.message for record in caplog.records) == 1
     blocked.unlink()
     writer.close()

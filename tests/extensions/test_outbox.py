@@ -172,3 +172,30 @@ def test_held_records_wait_for_a_commit_and_saves_do_not_wait_for_them(sink, tmp
     assert sink.records == [1, 2]
     box.close()
     assert sink.records == [1, 2, 3]
+
+
+def test_an_attempt_that_fails_while_it_is_closed_is_not_the_last(sink):
+    box, write, has_failed = Outbox(sink, name="sink"), sink.write, threading.Event()
+    closing = threading.Thread(target=box.close)
+
+    def fail_while_closing(records):
+        sink.write = write
+        closing.start()
+        while not is_closed(box):
+            pass
+        has_failed.set()
+        raise OSError("full")
+
+    sink.write = fail_while_closing
+    box.put([1])
+    assert has_failed.wait(TIMEOUT)
+    closing.join(TIMEOUT)
+    assert sink.records == [1]
+
+
+def is_closed(box):
+    try:
+        box.put([])
+    except ValueError:
+        return True
+    return False

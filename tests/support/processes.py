@@ -123,13 +123,13 @@ class Program:
     def errors(self):
         return self._err.read_text()
 
-    def wait(self, limit_seconds=30):
+    def wait(self):
         """Returns its exit code, the objects it printed and its standard error."""
         try:
-            code = self.popen.wait(limit_seconds)
+            code = self.popen.wait(LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             self.popen.kill()
-            pytest.fail(f"hang: still running after {limit_seconds} s")
+            pytest.fail(f"hang: still running after {LIMIT_SECONDS} s")
         self.seconds = time.monotonic() - self.started
         return code, [json.loads(line) for line in self._lines()], self.errors()
 

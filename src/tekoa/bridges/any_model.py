@@ -70,7 +70,7 @@ def as_model_fns(
         )
     raise TypeError(
         f"Cannot create a model from {type(model).__name__}. Pass a Linen, NNX or Equinox module, "
-        "a Haiku transformed pair, ModelFns, or init and apply functions."
+        "a Haiku transformed pair, ModelFns, or parameters with apply=fn(params, inputs)."
     )
 
 
@@ -84,11 +84,15 @@ def as_object(model: Any, fns: ModelFns, params: PyTree, variables: Variables) -
         variables: The other collections.
 
     Returns:
-        An NNX or Equinox module; for a Linen module, the module bound to the weights, which can be
-        called; for any other model, `params`.
+        An NNX or Equinox module, for inference: without dropout, and with the averages of training;
+        for a Linen module, the module bound to the weights, which can be called; for any other
+        model, `params`.
     """
     if fns.merge is not None:
-        return fns.merge(params, variables)
+        merged = fns.merge(params, variables)
+        if _is_instance(merged, "flax.nnx", "Module"):
+            merged.eval()
+        return merged
     params, variables = merge_untrained(params, variables)
     if _is_instance(model, "flax.linen", "Module"):
         return model.bind({"params": params, **variables})

@@ -34,7 +34,8 @@ def did_you_mean(
     known = (elsewhere or {}).get("".join(filter(str.isalnum, word.lower())))
     if known is not None:
         return f" Did you mean {prefix + known!r}?"
-    close = difflib.get_close_matches(word, list(choices), n=n)
+    by_lower = {name.lower(): name for name in choices}
+    close = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=n)]
     return f" Did you mean {' or '.join(repr(prefix + name) for name in close)}?" if close else ""
 
 
@@ -71,8 +72,11 @@ def array_text(dtype: Any, shape: Iterable[int]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def quiet_log(library: str) -> None:
-    """Hides the log of a library that logs what it raises, unless the program set its level."""
+def quiet_log(library: str, level: int = logging.CRITICAL) -> None:
+    """Hides what a library logs below a level, unless the program set another.
+
+    By default hides errors too, for libraries that also raise them.
+    """
     log = logging.getLogger(library)
     if log.level == logging.NOTSET:
-        log.setLevel(logging.CRITICAL)
+        log.setLevel(level)

@@ -75,7 +75,7 @@ def save(
             "facts": dict(checkpoint.facts),
             "inputs": checkpoint.setup.get("inputs"),
         },
-        metrics=flat_metrics(checkpoint),
+        metrics=as_summary(checkpoint).scalars,
         before_commit=outbox.barrier(),
         on_commit=on_commit,
         exist_ok=True,
@@ -125,6 +125,7 @@ class CheckpointFileWriter(StoreWriter):
 
     Attributes:
         meta: JSON values to store with every checkpoint.
+        settings: JSON values to record in `run.json`, beside the facts of the loop.
     """
 
     @accept_aliases(output_dir="directory")
@@ -140,6 +141,7 @@ class CheckpointFileWriter(StoreWriter):
         run_file: bool = True,
     ):
         self.meta: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
         self._must_record = run_file and hosts.current().is_writer
         rules: list[retention.Rule] = [retention.KeepLast(keep)]
         if keep_every is not None:
@@ -159,34 +161,26 @@ class CheckpointFileWriter(StoreWriter):
         self._store.poll()
         if self._must_record:
             self._must_record = False
-            _record_start(self._store.directory, checkpoint)
+            _record_start(self._store.directory, checkpoint, self.settings)
         release = outbox.release(self._store.directory)
         save(self._store, checkpoint, lambda step: release(), meta=self.meta)
         return checkpoint
 
 
-def _record_start(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
+def _record_start(
+    directory: pathlib.Path, checkpoint: Checkpoint, settings: Mapping[str, Any]
+) -> None:
     script = getattr(sys.modules["__main__"], "__file__", None)
     try:
         run_record.write_start(
             directory,
-            {"settings": dict(checkpoint.facts)},
+            {"settings": {**settings, **checkpoint.facts}},
             step=checkpoint.step - checkpoint.n_completed_steps,
             sources=[] if script is None else [script],
         )
     except (OSError, errors.DamagedError) as error:
         # Training must not end because of it; the checkpoints report their own failures.
         _log.warning("%s: could not write %s: %s", directory, run_record.RUN_FILE, error)
-
-
-def flat_metrics(checkpoint: Checkpoint) -> dict[str, float]:
-    """Returns the metrics under joined names such as 'eval/loss'."""
-    metrics = as_summary(checkpoint).metrics
-    return {
-        f"{group}/{name}": float(value)
-        for group, values in metrics.items()
-        for name, value in values.items()
-    }
 
 
 class CheckpointFileReader:

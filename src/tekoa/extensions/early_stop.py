@@ -1,5 +1,6 @@
 """Stops training when a metric no longer improves, or when it reaches a value."""
 
+import abc
 import json
 import math
 import operator
@@ -7,7 +8,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 from tekoa.core import files
 from tekoa.loop.checkpoint import Checkpoint, find_metric
@@ -18,29 +19,70 @@ _MAX_BYTES = 2**26
 _COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
 
-class Stopping(Protocol):
-    """A stage that may end training, because of a metric."""
+class Stopping(abc.ABC):
+    """A stage that may end training, because of the values of a metric so far.
 
-    metric: str
+    Args:
+        metric: Name of the metric.
+        group: The metric's group.
+        stop: Called once when it is time to stop, such as `train_loop.stop`.
+        path: A file that stores the values, so that a resumed run stops at the same step as an
+            uninterrupted one.
+
+    Attributes:
+        metric: The name of the metric.
+        should_stop: Whether it is time to stop.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        *,
+        group: str,
+        stop: Callable[[], object] | None,
+        path: str | os.PathLike[str] | None,
+    ):
+        self.metric, self.should_stop = metric, False
+        self._group, self._stop = group, stop
+        self._path = None if path is None else files.local_path(path)
+        self._values = {} if self._path is None else _read_values(self._path)
 
     @property
-    def should_stop(self) -> bool:
-        """Whether it is time to stop."""
-        ...
-
-    @property
+    @abc.abstractmethod
     def reason(self) -> str:
-        """Why, as the end of a sentence."""
-        ...
+        """Why training stops, as the end of a sentence."""
 
-    def __call__(self, checkpoint: Checkpoint) -> Checkpoint: ...
+    @abc.abstractmethod
+    def _is_due(self) -> bool:
+        """Whether the values so far are a reason to stop."""
+
+    def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Records the metric of one checkpoint.
+
+        Raises:
+            LookupError: If the checkpoint has no such metric.
+        """
+        value = find_metric(checkpoint, self._group, self.metric)
+        # A run that resumes from an older step repeats later ones.
+        earlier = {step: old for step, old in self._values.items() if step < checkpoint.step}
+        self._values = {**earlier, checkpoint.step: value}
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            durable.replace(self._path, json.dumps(self._values).encode())
+        if self._is_due() and not self.should_stop:
+            self.should_stop = True
+            if self._stop is not None:
+                self._stop()
+        return checkpoint
 
     def resume(self, step: int) -> bool:
         """Forgets the values of later steps; returns whether it was time to stop at `step`."""
-        ...
+        self._values = {at: value for at, value in self._values.items() if at <= step}
+        self.should_stop = self._is_due()
+        return self.should_stop
 
 
-class EarlyStopping:
+class EarlyStopping(Stopping):
     """Requests a stop after `patience` checkpoints without an improvement.
 
     Args:
@@ -55,9 +97,6 @@ class EarlyStopping:
 
     Raises:
         ValueError: If an option is invalid, or the file was not written by `EarlyStopping`.
-
-    Attributes:
-        metric: The name of the metric.
     """
 
     def __init__(
@@ -75,28 +114,9 @@ class EarlyStopping:
             raise ValueError(f"patience must be 1 or more, got {patience}.")
         if mode not in ("min", "max"):
             raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
-        self.metric, self._patience = metric, patience
+        super().__init__(metric, group=group, stop=stop, path=path)
+        self._patience, self._min_delta = patience, min_delta
         self._sign = 1 if mode == "min" else -1
-        self._min_delta = min_delta
-        self._values = _Values(group, metric, path, is_due=self._is_due, stop=stop)
-
-    def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Records the metric of one checkpoint.
-
-        Raises:
-            LookupError: If the checkpoint has no such metric.
-        """
-        self._values.record(checkpoint)
-        return checkpoint
-
-    def resume(self, step: int) -> bool:
-        """Forgets the values of later steps; returns whether it was time to stop at `step`."""
-        return self._values.resume(step)
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether it is time to stop."""
-        return self._values.should_stop
 
     @property
     def best(self) -> float | None:
@@ -115,7 +135,7 @@ class EarlyStopping:
     def _best_and_n_since(self) -> tuple[float | None, int]:
         """Returns the best value, and the number of values since then."""
         best, n_since = None, 0
-        for value in self._values.by_step.values():
+        for value in self._values.values():
             if math.isfinite(value) and (
                 best is None or self._sign * (best - value) > self._min_delta
             ):
@@ -125,7 +145,7 @@ class EarlyStopping:
         return best, n_since
 
 
-class StopWhen:
+class StopWhen(Stopping):
     """Requests a stop once a metric reaches a value.
 
     Args:
@@ -136,9 +156,6 @@ class StopWhen:
 
     Raises:
         ValueError: If the condition has another form, or the file was not written by this class.
-
-    Attributes:
-        metric: The name of the metric.
 
     >>> from tekoa import Summary, TrainState
     >>> stage = StopWhen('accuracy >= 0.9', stop=lambda: print('reached'))
@@ -155,36 +172,18 @@ class StopWhen:
         stop: Callable[[], object] | None = None,
         path: str | os.PathLike[str] | None = None,
     ):
-        self.metric, self._comparison, self._bound = parse_condition(condition)
-        self._values = _Values(group, self.metric, path, is_due=self._is_reached, stop=stop)
-
-    def __call__(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Compares the metric of one checkpoint.
-
-        Raises:
-            LookupError: If the checkpoint has no such metric.
-        """
-        self._values.record(checkpoint)
-        return checkpoint
-
-    def resume(self, step: int) -> bool:
-        """Forgets the values of later steps; returns whether it was time to stop at `step`."""
-        return self._values.resume(step)
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether it is time to stop."""
-        return self._values.should_stop
+        metric, self._comparison, self._bound = parse_condition(condition)
+        super().__init__(metric, group=group, stop=stop, path=path)
 
     @property
     def reason(self) -> str:
         """Why training stops, as the end of a sentence."""
-        value = next(reversed(self._values.by_step.values()), math.nan)
+        value = next(reversed(self._values.values()), math.nan)
         return f"{self.metric} is {value:.6g}, {self._comparison} {self._bound:.6g}"
 
-    def _is_reached(self) -> bool:
+    def _is_due(self) -> bool:
         compare = _COMPARISONS[self._comparison]
-        return any(compare(value, self._bound) for value in self._values.by_step.values())
+        return any(compare(value, self._bound) for value in self._values.values())
 
 
 def parse_condition(condition: str) -> tuple[str, str, float]:
@@ -210,50 +209,6 @@ def parse_condition(condition: str) -> tuple[str, str, float]:
             f"{condition!r}."
         ) from None
     return metric, comparison, bound
-
-
-class _Values:
-    """The values of a metric by step, in memory and in a file if there is a path.
-
-    Args:
-        group: The metric's group.
-        metric: The name of the metric.
-        path: The file.
-        is_due: Whether it is time to stop, from the values so far.
-        stop: Called once when it is.
-    """
-
-    def __init__(
-        self,
-        group: str,
-        metric: str,
-        path: str | os.PathLike[str] | None,
-        *,
-        is_due: Callable[[], bool],
-        stop: Callable[[], object] | None,
-    ):
-        self._group, self._metric = group, metric
-        self._is_due, self._stop, self.should_stop = is_due, stop, False
-        self._path = None if path is None else files.local_path(path)
-        self.by_step = {} if self._path is None else _read_values(self._path)
-
-    def record(self, checkpoint: Checkpoint) -> None:
-        value = find_metric(checkpoint, self._group, self._metric)
-        # A run that resumes from an older step repeats later ones.
-        earlier = {step: old for step, old in self.by_step.items() if step < checkpoint.step}
-        self.by_step = {**earlier, checkpoint.step: value}
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            durable.replace(self._path, json.dumps(self.by_step).encode())
-        if self._is_due() and not self.should_stop:
-            self.should_stop = True
-            if self._stop is not None:
-                self._stop()
-
-    def resume(self, step: int) -> bool:
-        self.by_step = {at: value for at, value in self.by_step.items() if at <= step}
-        self.should_stop = self._is_due()
-        return self.should_stop
 
 
 def _read_values(path: pathlib.Path) -> dict[int, float]:

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 
 from tekoa import hosts
 from tekoa.extensions import outbox
-from tekoa.extensions.checkpoint_files import flat_metrics
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 from tekoa.loop.media import Text
 from tekoa.store.commit import durable
@@ -171,7 +170,7 @@ def _encode(rows: Sequence[dict[str, Any]]) -> bytes:
 
 def row_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns the metrics of a checkpoint as one flat dict."""
-    metrics = flat_metrics(checkpoint)
+    metrics = as_summary(checkpoint).scalars
     finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
     return {"step": checkpoint.step, "seconds": round(checkpoint.elapsed_time, 6), **finite}
 

@@ -184,6 +184,7 @@ class Outbox:
 
     def _run(self) -> None:
         while True:
+            is_last = self._is_closing  # An attempt that began before `close` is not the last.
             is_done = self._attempt()
             with self._changed:
                 if is_done:
@@ -194,7 +195,7 @@ class Outbox:
                     )
                     if self._has_work():
                         continue
-                if is_done or self._is_closing:
+                if is_done or is_last:
                     self._thread = None
                     self._changed.notify_all()
                     return

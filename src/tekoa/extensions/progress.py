@@ -205,7 +205,8 @@ class _NotebookBar:
         total = "" if self._n_steps is None else f"/{self._n_steps}"
         text = f"{completed}{total} steps  {times}  {note}"
         value = "" if self._n_steps is None else f' value="{completed}" max="{self._n_steps}"'
-        html = f"<progress{value}></progress>&ensp;{text.replace('  ', '&ensp;')}"
+        # In a block: outside of one, Markdown converters misplace the spaces.
+        html = f"<div><progress{value}></progress>&ensp;{text.replace('  ', '&ensp;')}</div>"
         data = {"text/html": html, "text/plain": text}
         if self._handle is None:
             self._handle = display.display(data, raw=True, display_id=True)

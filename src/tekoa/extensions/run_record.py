@@ -154,7 +154,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     ['rate: 1.0 -> 5.0']
     """
     lines = []
-    for part in ("settings", "flags", "data", "sources", "versions"):
+    for part in ("settings", "flags", "data", "devices", "sources", "versions"):
         old, new = (_named(part, record.get(part) or {}) for record in (before, after))
         # Settings come and go with the model; flags and packages that only one start has do not
         # matter to both.
@@ -167,10 +167,14 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of Python, Tekoa and all packages that are loaded."""
+def versions(also: Iterable[str] = ()) -> dict[str, str]:
+    """Returns the versions of Python, Tekoa, all packages that are loaded, and others by name."""
     loaded = {name for name in list(sys.modules) if "." not in name and not name.startswith("_")}
-    names = [*PACKAGES, *sorted(loaded - set(sys.stdlib_module_names) - {*PACKAGES, "tekoa"})]
+    names = [
+        *PACKAGES,
+        *also,
+        *sorted(loaded - set(sys.stdlib_module_names) - {*PACKAGES, "tekoa"}),
+    ]
     versions_by_name = {"tekoa": tekoa.__version__, "python": platform.python_version()}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -226,17 +230,17 @@ def _copy(path: pathlib.Path, directory: pathlib.Path) -> str | None:
 def _named(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a part of the record under the names that the user knows."""
     if part == "settings":
-        return _flatten(values)
-    if part == "data":
-        return {f"data of {name}": value for name, value in values.items()}
-    return {f"--{name}" if part == "flags" else name: value for name, value in values.items()}
+        return flatten(values)
+    prefix = {"data": "data of ", "devices": "device ", "flags": "--"}.get(part, "")
+    return {f"{prefix}{name}": value for name, value in values.items()}
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested settings under dotted names."""
     flat = {}
     for name, value in settings.items():
         path = f"{prefix}{name}"
-        flat |= _flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
+        flat |= flatten(value, f"{path}.") if isinstance(value, dict) else {path: value}
     return flat
 
 

@@ -63,16 +63,13 @@ class TensorBoardWriter:
             first = checkpoint.step - max(1, checkpoint.n_completed_steps) + 1
             self._writer.discard_from(first)
         self._step = checkpoint.step
-        values = {
-            f"{group}/{name}": value
-            for group, metrics in as_summary(checkpoint).metrics.items()
-            for name, value in metrics.items()
-        }
+        summary = as_summary(checkpoint)
+        values = summary.scalars
         if self._has_params:
             values |= _root_mean_squares(checkpoint.model_params)
         commit = f"{START}{identity.start_id()}"
         self._writer.add(values, checkpoint.step, commit=commit)
-        self._writer.add_media(as_summary(checkpoint).media, checkpoint.step)
+        self._writer.add_media(summary.media, checkpoint.step)
         return checkpoint
 
     def discard_after(self, step: int) -> None:

@@ -120,7 +120,7 @@ def digests(checkpoint: Summary) -> dict[str, str]:
     """Returns a short digest of every leaf of the state, the metrics and the data position."""
     items = {**checkpoint_files.items_of(checkpoint.state), "loss": checkpoint.loss}
     by_name = {name: _digest(x) for name, x in trees.flatten_named(items).items()}
-    for name, value in checkpoint_files.flat_metrics(checkpoint).items():
+    for name, value in checkpoint.scalars.items():
         if not name.endswith(_TIMING_SUFFIX) and not name.startswith(_TIMING_GROUP):
             by_name[f"metrics/{name}"] = float(value).hex()
     by_name["data position"] = json.dumps(checkpoint.data_state, sort_keys=True)

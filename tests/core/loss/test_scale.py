@@ -248,6 +248,15 @@ def test_nan_in_the_loss_is_reported_at_once():
     assert float(loop.state.loss_scale.scale) > 2.0**10
 
 
+def test_nan_in_the_loss_is_no_overflow():
+    """With "count" the update is applied, as without a scale, and the scale stays."""
+    batch = np.full((8, 3), np.nan, np.float32), ROWS[0].sum(1)
+    state, _ = run_one(model_with(), mse, optax.sgd(0.1), batch, on_nan="count")
+    assert float(state.loss_scale.scale) == loss_scale.INITIAL
+    assert int(state.loss_scale.n_overflows) == 0
+    assert np.isnan(state.params["w"]).all()
+
+
 def test_nan_in_gradients_alone_is_reported_at_the_smallest_scale():
     def loss(out, y):
         # Finite, but the derivative of a root at zero is not.

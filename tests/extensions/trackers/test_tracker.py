@@ -11,6 +11,7 @@ from tekoa.extensions.metrics_file import MetricsFile
 from tekoa.extensions.trackers import tracker
 from tekoa.extensions.trackers.tracker import Tracker
 from tekoa.loop.media import Text
+from tekoa.store.commit import fault_points
 
 
 class Memory:
@@ -63,6 +64,21 @@ def test_points_are_sent_once_their_step_is_committed(tmp_path, summary):
     writer.close()
     tracker.close()
     assert service.runs == {"run 0": [1, 2]}
+
+
+def test_nothing_is_sent_before_the_commit(tmp_path, summary, monkeypatch):
+    service, is_sent, early = Memory(), threading.Event(), []
+    log = service.log
+    service.log = lambda *args: (is_sent.set(), log(*args))
+
+    def reach(point):
+        if point == "before_rename":
+            early.append(is_sent.wait(0.2))
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    train(tmp_path, service, [summary(1)])
+    assert early == [False]
+    assert service.runs == {"run 0": [1]}
 
 
 def test_a_resumed_run_sends_what_the_service_has_lost(tmp_path, summary):

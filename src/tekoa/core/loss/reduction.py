@@ -132,6 +132,16 @@ def split_metrics(result: Any) -> tuple[Any, Mapping[str, Any]]:
     return result, {}
 
 
+def reported_loss(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the loss to measure: the metric "loss" that a loss function returns, or its value."""
+
+    def reported(*args: Any) -> Any:
+        value, metric_values = split_metrics(loss(*args))
+        return metric_values.get("loss", value)
+
+    return reported
+
+
 def _draw(rng: np.random.Generator, leaves: tuple[_Leaf, ...], n_rows: int) -> list[list[Any]]:
     """Returns arguments of the loss for all rows and for each part of them."""
     columns = [_column(rng, leaf, n_rows) for leaf in leaves]

@@ -162,7 +162,7 @@ class TextSamples:
         if later:
             raise ValueError(
                 "The model cannot write text: its logits depend on later tokens. Those of a "
-                "position must depend on the tokens up to it only."
+                "position must depend on the tokens up to it only: use a causal mask."
             )
         if next_one and not own:
             raise ValueError(

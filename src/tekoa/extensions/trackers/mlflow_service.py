@@ -2,6 +2,7 @@
 
 import collections
 import json
+import logging
 import pathlib
 import re
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tekoa import _extras
+from tekoa.core import messages
 from tekoa.extensions.trackers.service import RunFacts, flatten, numbers
 from tekoa.loop.media import Histogram, Media, Text, png
 
@@ -29,6 +31,8 @@ class MLflowService:
     def __init__(self, tracking_uri: str | None = None):
         mlflow = _extras.require("mlflow", extra="mlflow", what="--track=mlflow")
         self._entities = _extras.require("mlflow.entities", extra="mlflow", what="--track=mlflow")
+        # Lines about new tables would tear the progress bar.
+        messages.quiet_log("mlflow.store.db", logging.WARNING)
         self._client: Any = mlflow.MlflowClient(tracking_uri)
         self._id = ""
         self._last: dict[str, int] = collections.defaultdict(lambda: -1)
