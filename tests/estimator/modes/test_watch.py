@@ -148,6 +148,20 @@ def test_removed_and_damaged_steps_are_reported(copied, capsys):
     assert sorted(points(copied / "eval", "eval/a")[0]) == [0, 25]
 
 
+def test_steps_removed_after_one_that_cannot_be_evaluated_are_reported(copied, capsys):
+    (copied / "checkpoint_0" / "tekoa.manifest").unlink()
+    shutil.rmtree(copied / "checkpoint_10")
+
+    def evaluate(path, stop_flag):
+        step_lib.open_step(path)
+        return {"a": 1.0}
+
+    watcher(copied, evaluate).run(ignore)
+    out = capsys.readouterr().out
+    assert "Step 0 cannot be evaluated" in out
+    assert "Steps [10] were removed" in out
+
+
 def test_command_evaluates_a_finished_run_and_exits(copied, capsys):
     flags = ["--eval_pattern=digits://split=test", "--save_high=test_accuracy"]
     assert main.main(["eval_wait", "mnist", f"--model_dir={copied}", *flags]) == 0

@@ -342,11 +342,11 @@ class Watcher:
     def _report_removed(self, step: int, steps: list[int]) -> None:
         """Reports the steps before `step` that nobody will evaluate any more."""
         every = runs.read_facts(self._model_dir).get("flags", {}).get("check_every_steps")
-        earlier = [e.step for e in self._evaluations.current if e.step < step]
+        tried = {e.step for e in self._evaluations.current} | {n for n, _ in self._failed}
+        earlier = [n for n in tried if n < step]
         if every and earlier:
             expected = range((max(earlier) // every + 1) * every, step, every)
-            known = {*steps, *(n for n, _ in self._failed)}
-            removed = [n for n in expected if n not in known]
+            removed = [n for n in expected if n not in steps]
             if removed:
                 print(f"Steps {removed} were removed before they could be evaluated.", flush=True)
 
