@@ -211,6 +211,26 @@ def test_loaders_of_torch_yield_arrays():
     again = data.as_batches(loader)
     again.restore(json.loads(json.dumps(batches.state())))
     assert next(again)[1].tolist() == [2, 3]
+    with pytest.raises(data.DataError, match="A DataLoader yields batches"):
+        data.as_source(loader)
+    of_examples = data.as_source(torch.utils.data.DataLoader(y, batch_size=None))
+    assert next(of_examples.batches(3)).tolist() == [0, 1, 2]
+
+
+def test_an_iterable_dataset_of_torch_with_a_length_is_a_stream():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+
+    class Numbers(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(5))
+
+        def __len__(self):
+            return 5
+
+    assert [batch.tolist() for batch in data.as_source(Numbers()).batches(2, epochs=1)] == [
+        [0, 1],
+        [2, 3],
+    ]
 
 
 def test_tensors_of_torch_that_numpy_does_not_have():

@@ -1,5 +1,6 @@
 """Tables of names."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -53,6 +54,15 @@ def test_names_lead_back_to_the_same_tree():
     np.testing.assert_array_equal(fc["kernel"], weights[names.PARAMS]["fc"]["kernel"])
     assert back[names.PARAMS]["other"].shape == (1,)
     assert "mean" in back[names.VARIABLES]["batch_stats"]["bn"]
+
+
+def test_floats_get_the_dtypes_of_the_model_and_integers_do_not():
+    target = {names.PARAMS: {"w": np.zeros(2, np.float32), "n": np.zeros(2, np.int32)}}
+    stored = {"w": np.array([1.5, 2], ml_dtypes.bfloat16), "n": np.array([1.0, 2.0])}
+    back = names.from_named(stored, target, names.NATIVE)[names.PARAMS]
+    assert back["w"].dtype == np.float32
+    assert back["w"].tolist() == [1.5, 2]
+    assert back["n"].dtype == np.float64
 
 
 def test_a_file_is_recognised_with_its_prefix():

@@ -51,6 +51,15 @@ def test_the_average_is_read_unless_refused(tmp_path):
         assert np.any(trained.read(source, average=False).params["fc"]["kernel"])
 
 
+def test_a_loop_or_result_is_read_by_its_state(tmp_path):
+    x = np.ones((4, 2), np.float32)
+    result = tekoa.fit(Net(2), (x, x), loss="mse", steps=1, show_progress=False)
+    for source in (result, result.loop):
+        tekoa.testing.assert_trees_equal(trained.read(source).params, result.params)
+    with pytest.raises(TypeError, match=r"got dict. Of bare parameters: .*of_parts"):
+        trained.read(result.params)
+
+
 def test_parameters_that_were_not_trained_are_read_too(tmp_path):
     fns = any_model.as_model_fns(Net(), trainable="bias$")
     params, variables = fns.init(None, ())

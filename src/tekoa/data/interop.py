@@ -49,7 +49,12 @@ def as_source(data: Any) -> Source:
         return Source(ArrayReader(data, "arrays"))
     if hasattr(data, "as_numpy_iterator"):
         return Source(streams.StreamReader(streams.TfDataStream(data)))
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+    if getattr(data, "batch_sampler", None) is not None:  # A loader of torch.
+        raise DataError(
+            f"A {kind} yields batches, but examples are needed here. Pass the dataset of the "
+            "loader, or the loader to `fit`, a loop or data.as_batches."
+        )
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not _is_iterable_only(data):
         return Source(SequenceReader(data, kind))
     if hasattr(data, "__iter__") or callable(data):
         return Source(streams.StreamReader(IterableStream(data)))
@@ -57,6 +62,11 @@ def as_source(data: Any) -> Source:
         f"Cannot read examples from an object of type {kind}: {data!r}. Pass a pattern, a dict of "
         "arrays, a sequence or an iterable of examples."
     )
+
+
+def _is_iterable_only(data: Any) -> bool:
+    """Whether it is an `IterableDataset` of torch, whose `__getitem__` only raises an error."""
+    return any(base.__name__ == "IterableDataset" for base in type(data).__mro__)
 
 
 def _is_list_of_patterns(data: Any) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tekoa.core import messages
 from tekoa.data.batching import buckets, packing, permutation, stacking
 from tekoa.data.batching.batches import Batches
 from tekoa.data.batching.order import BatchPlan, MakeOrder, Order, Remainder, Shuffle
@@ -101,16 +100,7 @@ class Source:
         >>> source.info.n_classes
         12
         """
-        own = self.info.facts.get("classes", [])
-        if unknown is None and (others := sorted(set(own) - set(classes))):
-            raise readers.DataError(
-                f"{self._reader.name} has the classes {messages.some_of(others)}, which are not "
-                f"among {messages.some_of(classes)}."
-            )
-        numbers = {name: number for number, name in enumerate(classes)}
-        table = np.array([numbers.get(name, unknown) for name in own], np.int32)
-        renumber = functools.partial(views.apply_to_batch, functools.partial(_renumber, table))
-        mapped = views.Mapped(self._reader, renumber, self._reader.block_rows, classes)
+        mapped = views.with_classes(self._reader, classes, unknown=unknown)
         return Source(mapped, epochs=self._epochs, order=self._order)
 
     def take(self, n: int) -> "Source":
@@ -306,10 +296,6 @@ class Source:
         )
         source = self.take(take)
         return Batches(source.reader, plan, n_workers=workers, make_order=source._order)
-
-
-def _renumber(table: np.ndarray, batch: dict[str, Any]) -> dict[str, Any]:
-    return {**batch, "label": table[batch["label"]]} if len(table) else batch
 
 
 def _multiply(a: int | None, b: int | None) -> int | None:

@@ -25,7 +25,7 @@ PROGRAMS = ("stablehlo", "onnx")
 
 
 def export(
-    source: str | os.PathLike[str] | TrainState,
+    source: str | os.PathLike[str] | TrainState | trained.HasState,
     out: str | os.PathLike[str],
     *,
     to: Format | None = None,
@@ -40,8 +40,8 @@ def export(
     """Writes a trained model for other libraries, with a model card in JSON beside it.
 
     Args:
-        source: The directory of a run, of its checkpoints, or of a single one; or a state, such
-            as `loop.state`.
+        source: The directory of a run, of its checkpoints, or of a single one; or a state, or a
+            loop or the result of `fit` that has one.
         out: The file to write; for Orbax, a new directory.
         to: "safetensors", "numpy" or "orbax" for the weights; "stablehlo" or "onnx" for a program
             that maps inputs to outputs. By default the ending of `out` decides.
@@ -60,6 +60,7 @@ def export(
 
     Raises:
         ValueError: If the format is unknown, or two weights get the same name.
+        TypeError: If the source is none of these.
         ExportError: If the model cannot be written as a program.
         errors.StoreError: If there is no such checkpoint.
     """

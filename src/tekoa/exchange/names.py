@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import regex
 
@@ -135,8 +136,26 @@ def namings_for(rules: Rules | None) -> list[Naming]:
     return [*([naming_of(rules)] if rules else []), TORCH, NATIVE]
 
 
-def find_names(weights: Weights, naming: Naming) -> dict[tuple[str, trees.Name], tuple[str, str]]:
-    """Returns name and axes of every leaf, by item and leaf.
+class NamedLeaf(NamedTuple):
+    """A weight of a model under its name in a table.
+
+    Attributes:
+        item: The item to which it belongs.
+        path: Its own name there.
+        leaf: The array or shape.
+        name: The name in the table.
+        axes: The order of the axes there, or an empty string.
+    """
+
+    item: str
+    path: trees.Name
+    leaf: Any
+    name: str
+    axes: str
+
+
+def named_leaves(weights: Weights, naming: Naming) -> list[NamedLeaf]:
+    """Returns every leaf with its name in a table.
 
     Args:
         weights: Trees of arrays or shapes, by item.
@@ -145,7 +164,7 @@ def find_names(weights: Weights, naming: Naming) -> dict[tuple[str, trees.Name],
     Raises:
         ValueError: If two leaves get the same name.
     """
-    names: dict[tuple[str, trees.Name], tuple[str, str]] = {}
+    leaves: list[NamedLeaf] = []
     owners: dict[str, str] = {}
     for item, tree in weights.items():
         for path, leaf in trees.named_leaves(tree).items():
@@ -157,19 +176,18 @@ def find_names(weights: Weights, naming: Naming) -> dict[tuple[str, trees.Name],
                     "names='native', or rules that keep them apart."
                 )
             owners[name] = own_name
-            names[item, path] = (name, axes)
-    return names
+            leaves.append(NamedLeaf(item, path, leaf, name, axes))
+    return leaves
 
 
 def to_named(weights: Weights, naming: Naming) -> dict[str, np.ndarray]:
     """Returns the arrays under the names of a table, with their axes in its order."""
     arrays = {}
     streams = set() if naming is NATIVE else random_streams(weights)
-    for (item, path), (name, axes) in find_names(weights, naming).items():
-        if (item, *path) in streams:
-            continue
-        leaf = trees.to_numpy(trees.named_leaves(weights[item])[path])
-        arrays[name] = axes_lib.arrange(leaf, axes) if axes else leaf
+    for item, path, leaf, name, axes in named_leaves(weights, naming):
+        if (item, *path) not in streams:
+            array = trees.to_numpy(leaf)
+            arrays[name] = axes_lib.arrange(array, axes) if axes else array
     return arrays
 
 
@@ -199,8 +217,9 @@ def from_named(
 ) -> dict[str, dict[str, Any]]:
     """Returns arrays as trees for a model: the opposite of `to_named`.
 
-    Arrays that do not belong to the model keep their names, in the item of the parameters, except
-    for PyTorch's counters of batches. An array whose shape does not fit keeps its axes.
+    Floats get the dtypes of the model's, as in PyTorch. Arrays that do not belong to the model keep
+    their names, in the item of the parameters, except for PyTorch's counters of batches. An array
+    whose shape does not fit keeps its axes.
 
     Args:
         arrays: Arrays by name.
@@ -210,11 +229,10 @@ def from_named(
     """
     rest = dict(arrays)
     trees_by_item: dict[str, dict[trees.Name, Any]] = {item: {} for item in target}
-    for (item, path), (name, axes) in find_names(target, naming).items():
+    for item, path, leaf, name, axes in named_leaves(target, naming):
         array = rest.pop(prefix + name, None)
         if array is not None:
-            shape = np.shape(trees.named_leaves(target[item])[path])
-            trees_by_item[item][path] = _undo(array, axes, shape)
+            trees_by_item[item][path] = _cast_like(leaf, _undo(array, axes, np.shape(leaf)))
     for name, array in rest.items():
         if not name.endswith("num_batches_tracked"):
             trees_by_item.setdefault(PARAMS, {})[(name,)] = array
@@ -226,6 +244,12 @@ def _undo(array: Any, axes: str, shape: Sequence[int]) -> np.ndarray:
         return axes_lib.undo(array, axes, shape) if axes else np.asarray(array)
     except ValueError:
         return np.asarray(array)  # The caller reports the shape.
+
+
+def _cast_like(leaf: Any, array: np.ndarray) -> np.ndarray:
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+    are_floats = all(jnp.issubdtype(d, jnp.floating) for d in (dtype, array.dtype))
+    return array.astype(dtype, copy=False) if are_floats else array
 
 
 def recognise(
@@ -244,7 +268,7 @@ def recognise(
     stored = set(stored)
     candidates = []
     for naming in namings:
-        names = [name for name, _ in find_names(target, naming).values()]
+        names = [leaf.name for leaf in named_leaves(target, naming)]
         # The first weight suffices: a prefix is common to all.
         prefixes = {
             other.removesuffix(name)

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -48,6 +48,15 @@ class Trained:
     def weights(self) -> dict[str, PyTree]:
         """The arrays by item, as a checkpoint stores them."""
         return {PARAMS: self.params, VARIABLES: dict(self.variables)}
+
+
+class HasState(Protocol):
+    """A loop, or the result of `fit`."""
+
+    @property
+    def state(self) -> TrainState:
+        """The complete state of training."""
+        ...
 
 
 def for_model(
@@ -103,18 +112,24 @@ def like(target: Weights, stored: Weights, what: str, *, cast: bool = False) -> 
 
 
 def read(
-    source: str | os.PathLike[str] | TrainState, *, step: int | None = None, average: bool = True
+    source: str | os.PathLike[str] | TrainState | HasState,
+    *,
+    step: int | None = None,
+    average: bool = True,
 ) -> Trained:
     """Returns the weights of a checkpoint or of a state.
 
     Args:
-        source: The directory of a run, of its checkpoints, or of a single one; or a state.
+        source: The directory of a run, of its checkpoints, or of a single one; or a state, or a
+            loop or result that has one.
         step: The step to read; by default the newest valid one.
         average: Whether to use the moving average of the parameters if there is one.
 
     Raises:
+        TypeError: If the source is something else, such as bare parameters.
         errors.StoreError: If there is no such checkpoint.
     """
+    source = getattr(source, "state", source)
     if isinstance(source, TrainState):
         params = source.eval_params if average else source.params
         params, variables = merge_untrained(params, source.variables)
@@ -123,6 +138,11 @@ def read(
             variables=variables,
             carry=source.carry,
             step=int(source.step),
+        )
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(
+            "Expected the directory of a run, a state, or the result of `fit`, got "
+            f"{type(source).__name__}. Of bare parameters: tekoa.TrainState.of_parts(params)."
         )
     opened = load.open_newest(pathlib.Path(source), step=step)
     stored: dict[str, Any] = load.load_step(opened, items=_ITEMS)

@@ -50,6 +50,19 @@ def test_concatenation_has_the_classes_of_all_parts():
     assert views.Concatenated(parts).info.n_classes == 7
 
 
+def classified(labels, classes):
+    fields = {"label": np.array(labels)}
+    return ArrayReader(fields, "test", n_classes=len(classes), facts={"classes": classes})
+
+
+def test_parts_with_other_classes_are_numbered_in_the_same_way():
+    parts = [classified([0, 1, -1], ["cat", "dog"]), classified([1, 0], ["dog", "ape"])]
+    joined = views.Concatenated(parts)
+    assert joined.gather(RowRequest.of_rows(range(5)))["label"].tolist() == [1, 2, -1, 0, 2]
+    assert joined.info.facts["classes"] == ["ape", "cat", "dog"]
+    assert joined.info.n_classes == 3
+
+
 def test_parts_with_different_fields_raise():
     with pytest.raises(DataError, match="Cannot concatenate data with different fields"):
         views.Concatenated([arrays(3), ArrayReader({"y": np.arange(3)}, "other")])

@@ -1,11 +1,13 @@
 """Readers based on other readers: a part of the rows, a concatenation, mapped examples."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tekoa.core import messages
 from tekoa.data.batching import permutation, stacking
 from tekoa.data.readers import streams
 from tekoa.data.readers.base import (
@@ -160,8 +162,47 @@ def apply_with_rng(fn: Callable[[Any, Any], Any], request: RowRequest, batch: An
     return stacking.stack(examples, "the mapped data")
 
 
+def with_classes(reader: Reader, classes: Sequence[str], *, unknown: int | None = None) -> Reader:
+    """Returns a reader with labels that are numbered by another list of classes.
+
+    Args:
+        reader: Data whose `info.facts` names its classes; other data keeps its labels.
+        classes: The names of the classes.
+        unknown: The label of classes that are not in the list; by default they are an error.
+
+    Raises:
+        DataError: If the data has a class that is not in the list.
+    """
+    own = reader.info.facts.get("classes", [])
+    if unknown is None and (others := sorted(set(own) - set(classes))):
+        raise DataError(
+            f"{reader.name} has the classes {messages.some_of(others)}, which are not among "
+            f"{messages.some_of(classes)}."
+        )
+    numbers = {name: number for number, name in enumerate(classes)}
+    # The last entry is that of -1, which stands for no class in datasets of Hugging Face.
+    table = np.array([*(numbers.get(name, unknown) for name in own), -1], np.int32)
+    renumber = functools.partial(apply_to_batch, functools.partial(_renumber, table))
+    return Mapped(reader, renumber, reader.block_rows, classes)
+
+
+def _renumber(table: np.ndarray, batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "label": table[batch["label"]]} if len(table) > 1 else batch
+
+
+def _with_same_classes(readers: Sequence[Reader]) -> list[Reader]:
+    """Returns readers that number the classes of all of them in the same way."""
+    lists = [list(reader.info.facts.get("classes", [])) for reader in readers]
+    if all(classes == lists[0] for classes in lists):
+        return list(readers)
+    classes = sorted({name for names in lists for name in names})
+    return [with_classes(r, classes) if own else r for r, own in zip(readers, lists)]
+
+
 class Concatenated(RandomAccess):
     """The rows of several readers with the same fields, one reader after the other.
+
+    If the readers name the classes of their labels, the labels are numbered by the names of all.
 
     Args:
         parts: The readers.
@@ -169,12 +210,12 @@ class Concatenated(RandomAccess):
     """
 
     def __init__(self, parts: Sequence[Reader], *, interleave: bool = False):
-        self._parts = list(parts)
         if any(part.is_stream for part in parts):
             raise DataError(
                 f"Cannot concatenate streams with other data: {[part.name for part in parts]}. "
                 "Load them separately, or convert the stream's files to array_record."
             )
+        self._parts = _with_same_classes(parts)
         sizes = [length(part) for part in self._parts]
         self._ends = np.cumsum(sizes)
         self._order: np.ndarray | None = None
