@@ -30,6 +30,8 @@ class S3:
     def stop(self):
         self._server.stop()
 
+    fail, recover = stop, start
+
     @property
     def variables(self):
         """The environment of its clients."""
@@ -59,10 +61,9 @@ class Google:
         logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
         logging.getLogger("api").setLevel(logging.CRITICAL)
         storage = emulator.Storage(use_memory_fs=True)
-        handler = _with_conditions(emulator.RequestHandler)
-        self._handler = functools.partial(
-            handler if has_conditions else emulator.RequestHandler, storage
-        )
+        handler = _that_may_refuse(emulator.RequestHandler)
+        handler = _with_conditions(handler) if has_conditions else handler
+        self._handler = functools.partial(handler, storage)
         self._port = 0
         self.start()
 
@@ -70,11 +71,19 @@ class Google:
         # It answers one request after the other, so a condition holds until its write is done.
         self._server = http.server.HTTPServer(("127.0.0.1", self._port), self._handler)
         self._port = self._server.server_port
+        self._server.is_refusing = False
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self):
         self._server.shutdown()
         self._server.server_close()
+
+    def fail(self):
+        """Refuses all requests: for a server that does not answer, gcsfs waits half a minute."""
+        self._server.is_refusing = True
+
+    def recover(self):
+        self._server.is_refusing = False
 
     @property
     def variables(self):
@@ -129,6 +138,19 @@ def _with_conditions(handler):
             bucket, _, name = path.partition("/b/")[2].partition("/o")
             name = query.get("name") or urllib.parse.unquote(name.removeprefix("/"))
             return self.storage.objects.get(bucket, {}).get(name, {}).get("generation", "0")
+
+    return Handler
+
+
+def _that_may_refuse(handler):
+    class Handler(handler):
+        def parse_request(self):
+            is_valid = super().parse_request()
+            if is_valid and self.server.is_refusing:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                self.send_error(403)
+                return False
+            return is_valid
 
     return Handler
 

@@ -20,8 +20,8 @@ from tekoa.loop.train import TrainLoop
 
 GROUP = "system"
 
-# Most operations per second in bfloat16, without sparsity, by the start of the device's name; the
-# figures of their makers.
+# Most operations per second in bfloat16, without sparsity, by the longest start of the device's
+# name; the figures of their makers.
 PEAK_FLOPS = {
     "TPU v3": 123e12,
     "TPU v4": 275e12,
@@ -33,9 +33,13 @@ PEAK_FLOPS = {
     "TPU v6e": 918e12,
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H200": 989e12,
     "NVIDIA B200": 2250e12,
     "NVIDIA L4": 121e12,
+    "NVIDIA L40": 181e12,
+    "NVIDIA L40S": 362e12,
     "Tesla V100": 125e12,
     "Tesla T4": 65e12,
 }
@@ -58,7 +62,7 @@ class Monitor:
 
     def __init__(self, loop: TrainLoop, *, peak_flops: float | None = None):
         self._peak = _peak_flops() if peak_flops is None else peak_flops
-        self._flops = functools.cache(lambda: _flops(loop))
+        self._flops = functools.cache(lambda: _flops_per_device(loop))
         self._seconds: dict[str, float] = {}
 
     def __call__(self, checkpoint: Checkpoint) -> Summary:
@@ -73,8 +77,7 @@ class Monitor:
                 if checkpoint.setup.get(key)
             }
             if self._peak:
-                n_flops = self._flops() * rate
-                values["flops_utilisation"] = n_flops / (self._peak * jax.device_count())
+                values["flops_utilisation"] = self._flops() * rate / self._peak
             values["steps_seconds"] = checkpoint.elapsed_time
             values["compile_seconds"] = checkpoint.compile_time
             values["data_seconds"] = checkpoint.data_time
@@ -102,16 +105,17 @@ class Monitor:
 
 def _peak_flops() -> float:
     kind = jax.devices()[0].device_kind
-    return next((peak for name, peak in PEAK_FLOPS.items() if kind.startswith(name)), 0.0)
+    return PEAK_FLOPS.get(max(filter(kind.startswith, PEAK_FLOPS), key=len, default=""), 0.0)
 
 
-def _flops(loop: TrainLoop) -> float:
-    """Returns the operations of one step of all processes; 0 if the data has ended."""
+def _flops_per_device(loop: TrainLoop) -> float:
+    """Returns the operations of one step, for each device of the loop; 0 if the data has ended."""
     try:
         batch = loop.peek_batch()
     except ValueError:
         return 0.0
-    return count_flops(loop.pure_step(), loop.state, batch) * hosts.current().count
+    n_devices = len(loop.state.step.sharding.device_set)
+    return count_flops(loop.pure_step(), loop.state, batch) * hosts.current().count / n_devices
 
 
 def _memory() -> dict[str, float]:

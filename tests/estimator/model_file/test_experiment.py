@@ -1,3 +1,4 @@
+import importlib.metadata
 import sys
 
 import optax
@@ -53,6 +54,18 @@ def test_a_failing_import_is_one_message_with_file_and_line(tmp_path, monkeypatc
         experiment.load_module(str(tmp_path / "broken.py"))
     with pytest.raises(UsageError, match=message):
         experiment.load_module("broken")
+
+
+def test_a_missing_package_of_an_extra_is_installed_with_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "haiku", None)
+    (tmp_path / "model.py").write_text("import haiku as hk\n")
+    with pytest.raises(UsageError, match=r"line 1: .*pip install 'tekoa\[haiku\]'"):
+        experiment.load_module(str(tmp_path / "model.py"))
+
+
+def test_the_extras_for_model_files_exist():
+    listed = importlib.metadata.metadata("tekoa").get_all("Provides-Extra")
+    assert {*experiment._EXTRAS.values()} <= {*listed}
 
 
 def test_the_optimizer_may_be_created_later():

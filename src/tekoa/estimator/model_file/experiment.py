@@ -28,6 +28,16 @@ _PACKAGES = {"site-packages", "dist-packages"}
 # Marks modules that were model files, which a later one of the same name replaces.
 _MODEL_FILE = "__tekoa_model_file__"
 _OWN_FILES = (__file__, importlib.__file__)
+# Packages that model files import, and the extras of Tekoa that install them.
+_EXTRAS = {
+    "PIL": "images",
+    "datasets": "datasets",
+    "equinox": "equinox",
+    "grain": "records",
+    "haiku": "haiku",
+    "tensorflow_datasets": "tfds",
+    "tokenizers": "tokenizers",
+}
 _JESTIMATOR_PACKAGES = ("jestimator", "flaxformer", "t5x")
 
 
@@ -177,6 +187,8 @@ def _explain(error: Exception) -> str:
         return f"{where}: {type(error).__name__}: {error}"
     package = error.name.partition(".")[0]
     hint = f"Install {package!r}."
+    if package in _EXTRAS:
+        hint = f"Install it with: pip install 'tekoa[{_EXTRAS[package]}]'"
     if package in _JESTIMATOR_PACKAGES:
         hint = "Set --compat=jestimator to run model files of JEstimator."
     return f"{where}: {error}. {hint}"
