@@ -176,3 +176,21 @@ def test_a_step_is_committed_after_the_points_before_it(tmp_path, summary):
     writer.close()
     assert paths.list_steps(tmp_path) == [1]
     points.close()
+
+
+def test_a_step_whose_validation_was_interrupted_is_saved_and_owed(tmp_path, summary):
+    def validate(checkpoint):
+        if checkpoint.step > 3:
+            raise InterruptedError
+        return checkpoint
+
+    with contextlib.closing(CheckpointFileWriter(tmp_path, keep=2)) as writer:
+        metrics = {"train": {"loss": 0.5}, "param_norms": {"a/b": 2.0}}
+        checkpoint_files.process(summary(3, **metrics), [validate], [writer])
+        with pytest.raises(InterruptedError):
+            checkpoint_files.process(summary(5, **metrics), [validate], [writer])
+    assert checkpoint_files.owed(tmp_path, summary(3)) is None
+    assert checkpoint_files.owed(tmp_path, summary(4)) is None
+    owed = checkpoint_files.owed(tmp_path, summary(5))
+    assert owed is not None
+    assert owed.metrics == metrics

@@ -20,10 +20,10 @@ Y = (X.sum(axis=1) > 0).astype(np.int32)
 TEST = X[:30] + 0.1, Y[:30]
 
 
-def fit(**options):
+def fit(data=(X, Y), **options):
     settings = {"loss": "cross_entropy", "optimizer": optax.adam(0.05), "epochs": 8}
     settings |= {"batch_size": 16, "show_progress": False, **options}
-    return tekoa.fit(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), (X, Y), **settings)
+    return tekoa.fit(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), data, **settings)
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, capsys):
@@ -42,14 +42,66 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, capsys):
     assert resumed.is_complete
     assert_trees_equal(resumed.state, whole.state)
 
-    def without_timings(rows):
-        names = [name for name in rows[0] if "seconds" not in name and "system" not in name]
-        return [{name: row[name] for name in names} for row in rows]
-
     rows, expected = map(without_timings, (resumed.history.rows, whole.history.rows))
     by_step = {row["step"]: row for row in rows}
     assert len(by_step) == len(rows)
     assert all(by_step[row["step"]] == row for row in expected)
+
+
+class Signalling(list):
+    """Batches, of which reading the n-th sends SIGTERM."""
+
+    def __init__(self, batches, n):
+        super().__init__(batches)
+        self.n = n
+
+    def __getitem__(self, i):
+        self.n -= 1
+        if self.n == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().__getitem__(i)
+
+
+BATCHES = [(X[i : i + 16], Y[i : i + 16]) for i in range(0, 96, 16)]
+
+
+def without_timings(rows):
+    names = [name for name in rows[0] if "seconds" not in name and "system" not in name]
+    return [{name: row.get(name) for name in names} for row in rows]
+
+
+def test_a_stop_between_two_checks_saves_its_step_without_a_validation(tmp_path):
+    options = {"epochs": None, "steps": 24, "steps_per_check": 6, "validation": TEST}
+    stopped = fit(Signalling(BATCHES * 4, 16), directory=tmp_path / "run", **options)
+    assert not stopped.is_complete
+    assert 12 < stopped.step < 18
+    assert paths.list_steps(tmp_path / "run") == [stopped.step]
+    assert "eval/loss" not in stopped.history.rows[-1]
+    resumed = fit(BATCHES * 4, directory=tmp_path / "run", **options)
+    whole = fit(BATCHES * 4, directory=tmp_path / "whole", **options)
+    assert_trees_equal(resumed.state, whole.state)
+    rows = [row for row in resumed.history.rows if row["step"] != stopped.step]
+    assert without_timings(rows) == without_timings(whole.history.rows)
+
+
+@pytest.mark.parametrize("at", [12, 24])
+def test_an_interrupted_validation_is_repeated_by_the_next_start(tmp_path, at):
+    options = {"epochs": None, "steps": 24, "steps_per_check": 6, "patience": 9}
+    validation = Signalling(BATCHES[:3], 3 * at // 6 - 1)
+    stopped = fit(BATCHES * 4, validation=validation, directory=tmp_path / "run", **options)
+    assert not stopped.is_complete
+    assert stopped.step == at
+    assert paths.list_steps(tmp_path / "run") == [at]
+    options["validation"] = BATCHES[:3]
+    resumed = fit(BATCHES * 4, directory=tmp_path / "run", **options)
+    whole = fit(BATCHES * 4, directory=tmp_path / "whole", **options)
+    assert resumed.is_complete
+    assert_trees_equal(resumed.state, whole.state)
+    assert without_timings(resumed.history.rows) == without_timings(whole.history.rows)
+    stored = [(path / "early_stop.json").read_text() for path in tmp_path.iterdir()]
+    assert stored[0] == stored[1]
+    best = [tekoa.store.inspect(tmp_path / name / "low_eval_loss") for name in ("run", "whole")]
+    assert [info.step for info in best[0]] == [info.step for info in best[1]]
 
 
 def test_the_end_is_marked_only_while_all_steps_are_complete(tmp_path):

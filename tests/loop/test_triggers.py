@@ -1,3 +1,4 @@
+import threading
 import types
 
 import pytest
@@ -33,6 +34,14 @@ def test_every_checks_is_due_at_each_nth_check_and_at_the_end():
         14,
     ]
     assert all(EveryChecks(1, 2, None).is_due(at(step)) for step in (0, 2, 3))
+
+
+def test_a_checkpoint_of_a_stop_between_two_checks_is_no_check():
+    flag = threading.Event()
+    trigger = EveryChecks(1, 2, 5, flag)
+    assert all(trigger.is_due(at(step)) for step in (2, 3, 5))
+    flag.set()
+    assert [trigger.is_due(at(step)) for step in (2, 3, 5)] == [True, False, True]
 
 
 def test_every_seconds_is_due_by_its_clock():

@@ -1,12 +1,13 @@
 """Writes checkpoints to files and reads them back."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from tekoa import hosts
@@ -14,15 +15,18 @@ from tekoa._aliases import accept_aliases
 from tekoa.core import files
 from tekoa.core.state import Health, LossScale, TrainState
 from tekoa.core.trees import PyTree
-from tekoa.extensions import outbox, run_record
-from tekoa.loop.checkpoint import Checkpoint, as_summary
+from tekoa.extensions import outbox, run_record, serial
+from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 from tekoa.loop.task import Restored
 from tekoa.store import errors, store
-from tekoa.store.commit import retention
+from tekoa.store.commit import paths, retention
+from tekoa.store.formats import index
 from tekoa.store.read import restore as restore_lib
 from tekoa.store.read.restore import LoadedStep
 
 _log = logging.getLogger("tekoa")
+# Marks a step whose validation was interrupted.
+_OWED = "is_validation_owed"
 _FIELDS = {
     "model_params": "params",
     "model_state": "variables",
@@ -215,6 +219,42 @@ class CheckpointFileReader:
         return restored_of(loaded)
 
 
+def process(
+    checkpoint: Checkpoint, stages: Sequence[serial.Stage], writers: Sequence[serial.Stage]
+) -> Checkpoint:
+    """Runs stages on a checkpoint, and then writers; these even if its validation is interrupted.
+
+    Raises:
+        InterruptedError: If a stage raised it. The next start repeats the validation; see `owed`.
+    """
+    try:
+        return serial.serial(*stages, *writers)(checkpoint)
+    except InterruptedError:
+        facts = {**checkpoint.facts, _OWED: True}
+        serial.serial(*writers)(dataclasses.replace(checkpoint, facts=facts))
+        raise
+
+
+def owed(directory: pathlib.Path, checkpoint: Checkpoint) -> Summary | None:
+    """Returns the checkpoint at which a run resumes, if its validation was interrupted.
+
+    Args:
+        directory: The directory of the steps.
+        checkpoint: The checkpoint of the loop; the metrics of its step are read from the file.
+    """
+    path = paths.step_dir(directory, checkpoint.step)
+    if not (path / paths.INDEX).exists():
+        return None  # There is no such step, or another program wrote it.
+    stored = index.read_index(path)
+    if not stored.meta.get("facts", {}).get(_OWED):
+        return None
+    metrics: dict[str, dict[str, float]] = {}
+    for tag, value in stored.metrics.items():
+        group, _, name = tag.partition("/")
+        metrics.setdefault(group, {})[name] = value
+    return dataclasses.replace(as_summary(checkpoint), metrics=metrics)
+
+
 def load_newest(restore: Callable[..., LoadedStep | None], fresh: TrainState) -> LoadedStep | None:
     """Restores the newest valid step with the structure of a fresh state.
 
@@ -222,7 +262,7 @@ def load_newest(restore: Callable[..., LoadedStep | None], fresh: TrainState) ->
         restore: `Store.restore`, or `tekoa.store.restore` of a directory.
         fresh: A new state, or its shapes.
     """
-    # Older steps have no sums of the loss: these start anew at every checkpoint anyway.
+    # Older steps have no sums of the loss, which are zero at every regular checkpoint anyway.
     return restore(items_of(fresh), zeros_if_missing=("sums",))
 
 

@@ -74,10 +74,14 @@ class Run:
                 *checks.best_writers(loop, self.directory, self.show_progress, stack),
                 *checks.when_due(loop, stoppings),
                 *self.trackers,
-                *(watch.timed("save", writer) for writer in self.writers),
             ]
-            self._iterate(loop, serial.serial(*stages), [stage for _, stage in stoppings])
-            self.step = loop.step
+            writers = [watch.timed("save", writer) for writer in self.writers]
+            with contextlib.suppress(InterruptedError):  # A validation was interrupted.
+                self._iterate(loop, stages, writers, [stage for _, stage in stoppings])
+            self.step, self.is_complete = loop.step, not self.stop_flag.is_set()
+            if not self.is_complete:
+                advice = "" if self.directory is None else " Call fit again to resume."
+                print(f"Stopped at step {loop.step}.{advice}")
             return History(logs[0].rows)
 
     def _bar(self, loop: TrainLoop, stack: contextlib.ExitStack) -> list[progress.ProgressBar]:
@@ -103,28 +107,36 @@ class Run:
         return logs
 
     def _iterate(
-        self, loop: TrainLoop, process: serial.Stage, stoppings: Sequence[Stopping]
+        self,
+        loop: TrainLoop,
+        stages: Sequence[serial.Stage],
+        writers: Sequence[serial.Stage],
+        stoppings: Sequence[Stopping],
     ) -> None:
-        """Trains, unless there is nothing to do, and says why training ended before its end."""
+        """Trains, unless there is nothing to do, and says why training ended before its end.
+
+        Raises:
+            InterruptedError: If a validation was interrupted; its checkpoint is saved.
+        """
+        if self.directory is not None:
+            owed = checkpoint_files.owed(self.directory, loop.checkpoint())
+            if owed is not None:
+                serial.serial(*stages)(owed)
         reasons = [stopping.reason for stopping in stoppings if stopping.should_stop]
         if reasons or (loop.n_steps is not None and loop.step >= loop.n_steps):
             why = "; ".join(reasons) or f"all {loop.step} steps are complete"
             if self.show_progress:
                 print(f"Nothing to do: {why}.")
-            self.is_complete = True
             return
         if self.directory is not None and self.show_progress and loop.step:
             lines = settings_lib.changes(self.directory, self.settings, loop.facts)
             title = [f"Changed at step {loop.step}, since the last start:"] if lines else []
             print(*title, *lines, sep="\n  ", end="\n" if lines else "")
         for checkpoint in loop:
-            process(checkpoint)
+            checkpoint_files.process(checkpoint, stages, writers)
         for stopping in stoppings:
             if stopping.should_stop and self.show_progress:
                 print(f"Stopped early at step {loop.step}: {stopping.reason}.")
-        self.is_complete = not self.stop_flag.is_set()
-        if not self.is_complete:
-            print(f"Stopped at step {loop.step}. Call fit again with the same directory to resume.")
 
 
 class _Rows:

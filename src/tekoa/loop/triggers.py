@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from tekoa.loop.checkpoint import Checkpoint
+from tekoa.loop.task import StopRequest
 
 
 class Trigger(Protocol):
@@ -47,16 +48,21 @@ class EveryChecks:
     Attributes:
         n: Checks from one to the next; 1: all of them.
         steps_per_check: Steps between two checks.
-        n_steps: The last step; None if it is not known.
+        n_steps: The last step; None if it is not known, and then it may be any step.
+        stop_flag: If set, a checkpoint between two checks is one of a stop, and never due.
     """
 
     n: int
     steps_per_check: int
     n_steps: int | None
+    stop_flag: StopRequest | None = None
 
     def is_due(self, checkpoint: Checkpoint) -> bool:
-        is_last = checkpoint.step == self.n_steps
-        return self.n == 1 or is_last or checkpoint.step % (self.n * self.steps_per_check) == 0
+        if checkpoint.step == self.n_steps:
+            return True
+        if self.n > 1 or not checkpoint.step % self.steps_per_check:
+            return checkpoint.step % (self.n * self.steps_per_check) == 0
+        return self.stop_flag is None or not self.stop_flag.is_set()
 
 
 class EverySeconds:

@@ -32,16 +32,14 @@ from tekoa.extensions import progress as progress_lib
 from tekoa.hosts import signals
 from tekoa.hosts.signals import StopFlag
 from tekoa.loop import train
-from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
+from tekoa.loop.checkpoint import Checkpoint, Summary
+from tekoa.loop.triggers import EveryChecks
 from tekoa.optim.amos import transform
 from tekoa.store.commit import paths
-from tekoa.store.formats import index
 from tekoa.store.mirror import mirror
 from tekoa.store.store import Store
 
 KEEP_ALL = 10**9
-# Marks a checkpoint whose validation was interrupted; the next start repeats it.
-_OWED = "is_validation_owed"
 
 
 def run_train(config: RunConfig) -> int:
@@ -157,7 +155,7 @@ def _checked(
             loop, check_every=config.check_every_steps, save_every=save_every, save=save
         )
         for checkpoint in checkpoints if is_incomplete else ():
-            yield _process(checkpoint, stages, watch.timed("save", keeper))
+            yield checkpoint_files.process(checkpoint, stages, [watch.timed("save", keeper)])
     except nonfinite.NonFiniteError:
         keeper(loop.checkpoint())
         raise
@@ -199,27 +197,8 @@ def _begin(
     is_saved = loop.step in paths.list_steps(run.model_dir)
     if not hosts.current().broadcast("is the first checkpoint there", is_saved):
         return serial.serial(*stages, keeper)(checkpoint)
-    path = paths.step_dir(run.model_dir, loop.step)
-    if not (path / paths.INDEX).exists():
-        return None  # Written by another program.
-    stored = index.read_index(path)
-    if not stored.meta.get("facts", {}).get(_OWED):
-        return None
-    metrics = _with_prefix(stored.metrics, "train/")
-    return serial.serial(*stages)(as_summary(checkpoint).with_metrics("train", metrics))
-
-
-def _process(
-    checkpoint: Checkpoint,
-    stages: list[serial.Stage],
-    keeper: serial.Stage,
-) -> Checkpoint:
-    """Runs all stages on a checkpoint and saves it, even if its validation is interrupted."""
-    try:
-        return serial.serial(*stages, keeper)(checkpoint)
-    except InterruptedError:
-        keeper(dataclasses.replace(checkpoint, facts={**checkpoint.facts, _OWED: True}))
-        raise
+    owed = checkpoint_files.owed(run.model_dir, checkpoint)
+    return owed and serial.serial(*stages)(owed)
 
 
 def _train_loop(
@@ -305,8 +284,7 @@ def _stages(
             *selection.stop_stages(run, progress.stoppings),
         ]
         validate = watch.timed("validation", serial.serial(progress.validation, *on_validation))
-        # A checkpoint that is written only because of a stop is not validated.
-        yield lambda c: c if c.step % every and stop_flag.is_set() else validate(c)
+        yield serial.when(EveryChecks(1, every, loop.n_steps, stop_flag), validate)
     yield watch
     if run.config.progress:
         bar = progress_lib.ProgressBar(loop.n_steps, lines=True)
@@ -355,11 +333,6 @@ def _print_result(run: runs.Run, progress: Progress) -> None:
         if not run.config.json or last is None:  # Every check was printed.
             print_metrics(run.config, loop.step, validated)
     print(f"Checkpoints and TensorBoard files are in {mirror.shown(run.model_dir)}.")
-
-
-def _with_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Returns the metrics whose names start with a prefix, without the prefix."""
-    return {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
 
 
 def print_metrics(config: RunConfig, step: int, metrics: Mapping[str, float]) -> None:
