@@ -189,3 +189,36 @@ def test_batch_sizes_follow_a_schedule_that_a_resumed_run_continues(tmp_path):
     assert whole.loop.checkpoint().data_state["examples"] == 5 * 8 + 4 * 16
     with pytest.raises(ValueError, match="cannot change the rows of ready batches"):
         tekoa.fit(NnxNet(nnx.Rngs(0)), [(X, Y)], loss="cross_entropy", batch_size={0: 8, 5: 16})
+
+
+def test_only_some_parameters_are_trained():
+    result = fit(trainable="b/", epochs=1)
+    assert set(result.state.params) == {"a", "b"}
+    start = NnxNet(nnx.Rngs(0))
+    np.testing.assert_array_equal(result.model.a.kernel[...], start.a.kernel[...])
+    assert np.abs(result.model.b.kernel[...] - start.b.kernel[...]).max() > 0
+
+
+def test_a_loss_that_cannot_be_split_needs_a_reduction():
+    def contrastive(logits, labels):
+        return jnp.var(logits) + 0.0 * labels.sum()
+
+    with pytest.raises(tekoa.ReductionError, match="reduction='mean'"):
+        fit(loss=contrastive, accumulate=2, epochs=1)
+    assert fit(loss=contrastive, accumulate=2, epochs=1, reduction="mean").step == 6
+
+
+def test_steps_repeat_a_list_of_batches():
+    batches = [(X[:48], Y[:48]), (X[48:], Y[48:])]
+    assert fit(data=batches, epochs=None, steps=5).step == 5
+
+
+def test_a_loader_need_not_know_its_length():
+    class Loader:
+        def __iter__(self):
+            return iter([(X, Y)] * 3)
+
+        def __len__(self):
+            raise TypeError("This stream has no length.")
+
+    assert fit(data=Loader(), epochs=None).step == 3

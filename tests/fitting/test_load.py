@@ -150,3 +150,23 @@ def test_parameters_that_were_not_trained_are_loaded_too(model, tmp_path):
 def test_a_best_checkpoint_that_was_not_kept_is_named(tmp_path):
     with pytest.raises(errors.StoreError, match="has no best checkpoint by 'f1'"):
         tekoa.load(tmp_path, nnx.Linear(1, 1, rngs=nnx.Rngs(0)), best="f1")
+
+
+@pytest.mark.parametrize("directory", ["runs/a", "memory://load/a"])
+def test_the_best_checkpoint_of_one_of_several_sets_is_loaded(directory, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tekoa.fit(
+        nnx.Linear(2, 1, rngs=nnx.Rngs(0)),
+        (X, X[:, :1]),
+        loss="mse",
+        optimizer=optax.sgd(-0.1),  # The first check is the best.
+        steps=4,
+        steps_per_check=1,
+        validation={"seen": (X, X[:, :1]), "far": (9 * X, X[:, :1])},
+        best="far/loss",
+        directory=directory,
+        show_progress=False,
+    )
+    fresh = nnx.Linear(2, 1, rngs=nnx.Rngs(1))
+    best, last = tekoa.load(directory, fresh, best="far/loss"), tekoa.load(directory, fresh)
+    assert np.abs(best.kernel[...]).max() < np.abs(last.kernel[...]).max()

@@ -6,6 +6,7 @@ from sklearn import metrics as sk
 
 from tekoa.core import metrics as metrics_lib
 from tekoa.fitting import metric_names
+from tekoa.fitting.loss_names import find_loss
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 7, size=101)
@@ -103,3 +104,11 @@ def test_what_is_better_is_known_or_asked():
     assert (metric_names.best_mode("loss"), metric_names.best_mode("f1")) == ("min", "max")
     with pytest.raises(ValueError, match=r"best=\('mine', 'max'\)"):
         metric_names.best_mode("mine")
+
+
+def test_one_hot_targets_of_a_smoothed_cross_entropy_are_classes_too():
+    logits = jnp.float32([[2.0, 1.0, 0.5], [0.1, 0.2, 3.0]])
+    one_hot = jnp.float32([[1, 0, 0], [0, 1, 0]])
+    for loss in (find_loss("cross_entropy"), find_loss("cross_entropy", label_smoothing=0.1)):
+        (accuracy,) = metric_names.find_metrics("accuracy", loss).values()
+        assert float(accuracy(logits, one_hot).compute()) == 0.5

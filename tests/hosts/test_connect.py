@@ -9,7 +9,7 @@ from tekoa.estimator.cli.launch import free_port
 from tekoa.hosts import connect
 
 
-@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:x", "host:99999"])
+@pytest.mark.parametrize("address", ["host", "host:", ":80", "host:x", "host:²", "host:99999"])
 def test_an_invalid_address_is_an_error(address):
     with pytest.raises(hosts.HostsError, match="host:port"):
         hosts.join(address, 2, 1)

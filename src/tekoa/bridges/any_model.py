@@ -128,7 +128,7 @@ def missing_trainable(model: Any) -> str | None:
         return None
     return (
         "This model has nnx.LoRA layers, and all its parameters are trained, the base weights too. "
-        "To train the adapters alone, use TrainTask(trainable=nnx.LoRA)."
+        "To train the adapters alone, pass trainable=nnx.LoRA."
     )
 
 

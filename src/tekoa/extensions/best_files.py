@@ -24,16 +24,15 @@ _ADJECTIVES: dict[Mode, str] = {"min": "lowest", "max": "highest"}
 _log = logging.getLogger("tekoa")
 
 
-def best_dir(directory: str | os.PathLike[str], metric: str, group: str, mode: Mode) -> str:
-    """Returns the directory of a metric's best checkpoints, for writer and reader.
+def folder_of(metric: str, group: str, mode: Mode) -> str:
+    """Returns the name of the directory of a metric's best checkpoints, for writer and reader.
 
-    >>> best_dir('run', 'loss', 'eval', 'min')
-    'run/low_eval_loss'
+    >>> folder_of('loss', 'eval/clean', 'min')
+    'low_eval_clean_loss'
     """
     if mode not in _WORDS:
         raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
-    name = f"{_WORDS[mode]}_{group}_{metric}".replace("/", "_")
-    return str(files.local_path(directory) / name)
+    return f"{_WORDS[mode]}_{group}_{metric}".replace("/", "_")
 
 
 class BestFileWriter(checkpoint_files.StoreWriter):
@@ -62,7 +61,7 @@ class BestFileWriter(checkpoint_files.StoreWriter):
         keep: int = 1,
         stdout: bool = True,
     ):
-        path = pathlib.Path(best_dir(directory, metric, group, mode))
+        path = files.local_path(directory) / folder_of(metric, group, mode)
         self._group, self._metric = group, metric
         rule = _KeepUpToBest(retention.KeepBest(f"{group}/{metric}", mode=mode, n=keep))
         super().__init__(store.Store(path, keep=[rule], keep_newest=False))
@@ -161,7 +160,7 @@ class BestFileReader(checkpoint_files.CheckpointFileReader):
         target: Any,
         group: str = "eval",
     ):
-        super().__init__(best_dir(directory, metric, group, mode), target)
+        super().__init__(files.local_path(directory) / folder_of(metric, group, mode), target)
 
 
 class LowestCheckpointFileWriter(BestFileWriter):

@@ -74,7 +74,7 @@ class Checks:
         if best is None and sets and "loss" in functions:
             best = "/".join(filter(None, (next(iter(sets)), "loss")))
         if isinstance(best, str):
-            best = (best, metric_names.best_mode(best.rpartition("/")[2]))
+            best = (best, metric_names.best_mode(best))
         checks = cls(
             loss=loss,
             metrics=functions,
@@ -177,7 +177,8 @@ class Checks:
         """Returns stages that run only when the data set that each is named with is validated."""
 
         def due(name: str) -> EveryChecks:
-            return EveryChecks(self.every[name], loop.n_steps_per_checkpoint, loop.n_steps)
+            every, stop_flag = loop.n_steps_per_checkpoint, loop.stop_flag
+            return EveryChecks(self.every[name], every, loop.n_steps, stop_flag)
 
         return [serial.when(due(name), stage) for name, stage in stages]
 
@@ -191,7 +192,8 @@ def _intervals(every: int | Mapping[str, int], sets: Mapping[str, Any]) -> dict[
         )
     for name, n in intervals.items():
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"validate_every must be a number from 1 up, got {n!r} {name}".strip())
+            of_set = f"[{name!r}]" if name else ""
+            raise ValueError(f"validate_every{of_set} must be a number from 1 up, got {n!r}.")
     return {name: intervals.get(name, 1) for name in sets}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from tekoa.core import nonfinite, objective
+from tekoa.core.loss.reduction import Reduction
 from tekoa.core.model import Remat
 from tekoa.data.batching.schedule import Numbers, Schedule
 from tekoa.extensions import serial
@@ -42,6 +43,7 @@ def fit(
     epochs: int | None = None,
     seed: int = 0,
     apply: Callable[..., Any] | None = None,
+    trainable: Any = None,
     unfreeze_at: Mapping[str, int] | None = None,
     freeze_at: Mapping[str, int] | None = None,
     # The data.
@@ -65,6 +67,7 @@ def fit(
     show_progress: bool = True,
     # How a step is computed.
     accumulate: int = 1,
+    reduction: Reduction = "auto",
     precision: objective.Precision = "float32",
     ema: float | None = None,
     clip_norm: float | None = None,
@@ -90,10 +93,12 @@ def fit(
             `make_train_step`; None if the model returns the loss.
         optimizer: Any optax transformation or the name of one; "auto" finds everything from the
             model, the data and the number of steps.
-        steps: Number of optimizer steps; or pass epochs.
+        steps: Number of optimizer steps, for which the data is repeated; or pass epochs.
         epochs: Number of passes over the data; 1 if neither is set and the data has an end.
         seed: Seed of all randomness: order of the data, dropout, initial parameters.
         apply: The function that runs the model, if `model` does not include it.
+        trainable: Which parameters to train, as for `TrainTask`: a pattern searched in their names,
+            a table of patterns, or for NNX a filter such as `nnx.LoRA`; None for all.
         unfreeze_at: Which parameters begin to train later, as for `TrainTask`: pattern to the
             number of steps before.
         freeze_at: Which parameters train no longer after a number of steps, likewise.
@@ -124,6 +129,7 @@ def fit(
         log_norms: Whether to log the norms of every parameter, its gradient and its update.
         show_progress: Whether to show a progress bar and one line per validation.
         accumulate: As for `make_train_step`.
+        reduction: As for `make_train_step`.
         precision: As for `make_train_step`.
         ema: Decay of a moving average of the parameters, which evaluation then uses.
         clip_norm: As for `make_train_step`.
@@ -173,6 +179,8 @@ def fit(
         unfreeze_at=unfreeze_at,
         freeze_at=freeze_at,
         split=train.split,
+        reduction=reduction,
+        trainable=trainable,
         remat=remat,
         clip_norm=clip_norm,
         grad_noise=grad_noise,
@@ -226,7 +234,7 @@ def _plan(
         if value is not None:
             check_count(name, value, 0 if name == "seed" else 1)
     batches, n_batches = dataset.train_batches(
-        batch_size=batch_size, epochs=epochs, seed=seed, shuffle=shuffle
+        batch_size=batch_size, epochs=epochs, steps=steps, seed=seed, shuffle=shuffle
     )
     n_steps = n_batches if steps is None else steps
     every = steps_per_check

@@ -34,8 +34,8 @@ def load(
         directory: The directory of a run, of its checkpoints, or of a single one.
         model: The model, as passed to `fit` or `TrainLoop`. An NNX or Equinox module is not
             changed; its weights only show the structure.
-        best: Load the best checkpoint by this validation metric, such as "accuracy" or
-            ("my_score", "max"); by default the newest valid checkpoint.
+        best: Load the best checkpoint by this validation metric, as for `fit`: "accuracy",
+            ("my_score", "max") or "clean/loss"; by default the newest valid checkpoint.
         average: Whether to use the moving average of the parameters if there is one.
         step: The step to load; the newest valid one by default.
         apply: The function that runs the model, if `model` does not include it.
@@ -50,7 +50,7 @@ def load(
     path = pathlib.Path(directory)
     if best is not None:
         metric, mode = best if isinstance(best, tuple) else (best, metric_names.best_mode(best))
-        path = pathlib.Path(best_files.best_dir(path, metric, "eval", mode))
+        path /= best_files.folder_of(metric, "eval", mode)
         if not mirror.is_url(directory) and not path.exists():
             raise errors.StoreError(
                 f"{directory} has no best checkpoint by {metric!r}. `fit` keeps one if it has "

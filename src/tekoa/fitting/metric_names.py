@@ -168,7 +168,7 @@ def find_metrics(
     else:
         names = [metrics] if isinstance(metrics, str) else metrics
         functions = {name: _find_metric(name, name) for name in names}
-    if loss is not loss_names.cross_entropy:
+    if not loss_names.is_cross_entropy(loss):
         return functions
     return {
         name: _of_probabilities(metric) if metric in _OF_CLASSES else metric
@@ -205,17 +205,21 @@ def _find_metric(name: str, metric: Any) -> Metric:
 def best_mode(name: str) -> Mode:
     """Returns whether a lower or a higher value of a metric is better.
 
+    Args:
+        name: The metric, such as "loss", or with the name of its data set, "clean/loss".
+
     Raises:
         ValueError: If the metric is not one of those with a name.
     """
-    if name == "loss":
+    metric = name.rpartition("/")[2]
+    if metric == "loss":
         return "min"
-    if name not in METRICS:
+    if metric not in METRICS:
         raise ValueError(
             f"Whether a higher or a lower {name!r} is better is unknown. Pass best=({name!r}, "
             f"'max') or best=({name!r}, 'min')."
         )
-    return METRICS[name][1]
+    return METRICS[metric][1]
 
 
 def _has_classes(outputs: jax.Array, targets: jax.Array) -> bool:

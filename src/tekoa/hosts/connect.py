@@ -85,7 +85,7 @@ def parse_address(address: str) -> tuple[str, int]:
     (('node0', 9000), ('::1', 9000))
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise HostsError(
             f"The coordinator address must be 'host:port' of process 0, or 'auto', got {address!r}."
         )

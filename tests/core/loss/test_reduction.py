@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,3 +166,15 @@ def test_the_loss_is_evaluated_once_for_all_programs():
 def test_an_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match="reduction must be one of"):
         run(contrastive, 3, reduction="max")
+
+
+def test_a_loss_may_be_an_object_that_has_no_hash():
+    @dataclasses.dataclass
+    class Loss:
+        scale: float
+
+        def __call__(self, out, batch):
+            return self.scale * jnp.mean(out**2)
+
+    parts, whole = (run(Loss(2.0), accumulate) for accumulate in (3, 1))
+    assert float(parts.loss) == pytest.approx(float(whole.loss), rel=1e-6)

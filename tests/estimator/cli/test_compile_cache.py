@@ -128,6 +128,21 @@ def test_prune_removes_the_oldest_entries(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-cache", "1-cache"]
 
 
+def test_prune_ignores_entries_that_another_process_removes_meanwhile(tmp_path, monkeypatch):
+    for i in range(3):
+        (tmp_path / f"{i}-cache").write_bytes(bytes(10))
+    unlink = pathlib.Path.unlink
+
+    def unlink_all(path, **options):
+        for other in tmp_path.iterdir():
+            unlink(other)
+        unlink(path, **options)
+
+    monkeypatch.setattr(pathlib.Path, "unlink", unlink_all)
+    compile_cache.prune(tmp_path, max_bytes=0)
+    assert not list(tmp_path.iterdir())
+
+
 def test_default_is_the_users_cache_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert compile_cache.default_dir() == tmp_path / "tekoa" / "xla"

@@ -38,6 +38,7 @@ def test_training_ends_with_the_data():
     [
         ("--accumulate=3", "must divide"),
         ("--steps_per_dispatch=0", "an integer of at least 1"),
+        ("--steps_per_dispatch=²", "an integer of at least 1"),
         ("--batch_schedule=5:15 --accumulate=2", "--batch_schedule sets 15"),
         ("--batch_schedule=0:20,5:40", "set --train_batch_size=20, which is 10"),
         ("--batch_schedule=5:0", "at least 1"),

@@ -69,7 +69,7 @@ def test_a_batch_that_cannot_be_split_evenly_is_a_usage_error(capsys):
     assert "32 rows cannot be split into 64 equal parts" in err
 
 
-@pytest.mark.parametrize("text", ["much", "1.2.3GB", "16 parsecs"])
+@pytest.mark.parametrize("text", ["much", "1.2.3GB", "16 parsecs", ".", "16²GB"])
 def test_an_invalid_size_is_a_usage_error(text):
     with pytest.raises(UsageError, match="--device_memory"):
         plan.parse_bytes(text)

@@ -43,6 +43,8 @@ def test_flags_define_the_mesh(arguments, sizes):
         ("--mesh=data=16", LayoutError, "needs 16 devices, but there are 8"),
         ("--mesh=tensor=2", flags.UsageError, "got 'tensor=2'"),
         ("--mesh=model=two", flags.UsageError, "got 'model=two'"),
+        ("--mesh=model=²", flags.UsageError, "got 'model=²'"),
+        ("--model_parallel_submesh=2,²", flags.UsageError, "got '2,²'"),
         ("--model_parallel_submesh=2,x", flags.UsageError, r"\(2,2,1,1\), got '2,x'"),
         ("--model_parallel_submesh=(2,2", flags.UsageError, r"got '\(2,2'"),
         ("--optimizer_rules=kernel", LayoutError, "names the axis 'kernel'"),

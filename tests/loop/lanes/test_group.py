@@ -1,5 +1,7 @@
 """Loops that differ in numbers only run together, each with the bits of a loop by itself."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,14 +25,14 @@ class Net(nn.Module):
         return nn.Dense(1)(x)[:, 0]
 
 
-def make_loop(rate=0.1, seed=0, *, width=5, limit=None, on_nan="stop"):
+def make_loop(rate=0.1, seed=0, *, width=5, limit=None, on_nan="stop", optimizer=optax.adamw):
     def loss(out, y):
         value = jnp.mean((out - y) ** 2)
         return value if limit is None else value / (value > limit)
 
     rows = X[np.random.default_rng(seed).permutation(len(X))]
     task = tekoa.TrainTask(
-        optimizer=optax.adamw(rate),
+        optimizer=optimizer(rate),
         loss=loss,
         data=[(x, x.sum(axis=1)) for x in rows],
     )
@@ -128,3 +130,19 @@ def test_lane_that_is_behind_catches_up():
     ends = train(loops)
     *_, alone = make_loop(0.1)
     assert_same_bits(ends[0], alone)
+
+
+def test_an_infinite_update_in_the_last_step_before_a_stop_is_noticed():
+    def overflowing(rate):
+        schedule = optax.scale_by_schedule(lambda count: jnp.where(count == 1, jnp.inf, 1.0))
+        return optax.chain(optax.adamw(rate), schedule)
+
+    loops = [make_loop(rate, optimizer=overflowing) for rate in (0.1, 0.01)]
+    group.join(loops, "turn")
+    flag = threading.Event()
+    for loop in loops:
+        loop.stop_flag = flag
+        loop.before_dispatch = lambda step: flag.set() if step == 1 else None
+    for loop in loops:
+        with pytest.raises(NonFiniteError, match="back at step 1"):
+            loop.next_checkpoint()

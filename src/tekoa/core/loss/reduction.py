@@ -61,7 +61,12 @@ def find_reductions(
         )
     before, structure = jax.tree.flatten(whole)
     leaves = tuple(map(_leaf, before, jax.tree.leaves(part)))
-    return dict(_find(loss, structure, leaves, min(_N_ROWS, _n_rows(part))))
+    find = _find
+    try:
+        hash(loss)
+    except TypeError:
+        find = _find.__wrapped__  # The cache needs a hash.
+    return dict(find(loss, structure, leaves, min(_N_ROWS, _n_rows(part))))
 
 
 _DECLARE = "declare reduction='mean' or reduction='sum' where you pass the loss"

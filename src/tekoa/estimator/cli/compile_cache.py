@@ -70,13 +70,17 @@ def prune(directory: pathlib.Path, max_bytes: int = MAX_BYTES) -> None:
     JAX's own limit (`jax_compilation_cache_max_size`) needs the package filelock, locks the
     cache at every read and fails on entries written without the limit.
     """
-    entries = sorted(_entries(directory), key=lambda entry: entry.stat().st_mtime)
-    n_bytes = sum(entry.stat().st_size for entry in entries)
-    for entry in entries:
+    entries = []
+    for entry in _entries(directory):
+        with contextlib.suppress(FileNotFoundError):  # Another process prunes it too.
+            status = entry.stat()
+            entries.append((status.st_mtime, status.st_size, entry))
+    n_bytes = sum(size for _, size, _ in entries)
+    for _, size, entry in sorted(entries):
         if n_bytes <= max_bytes:
             return
-        n_bytes -= entry.stat().st_size
-        entry.unlink()
+        n_bytes -= size
+        entry.unlink(missing_ok=True)
 
 
 def _processor_id() -> str:

@@ -100,7 +100,7 @@ def _n_steps(config: RunConfig, batches: Any) -> int | None:
 
 def _steps_per_dispatch(config: RunConfig) -> Any:
     text = config.steps_per_dispatch
-    if text != "auto" and not (text.isdigit() and int(text)):
+    if text != "auto" and not (text.isdecimal() and int(text)):
         raise UsageError(
             f"--steps_per_dispatch must be 'auto' or an integer of at least 1, got {text!r}."
         )

@@ -261,9 +261,9 @@ def parse_bytes(text: str | None) -> int | None:
     """
     if text is None:
         return None
-    match = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", text)
     number, unit = match.groups() if match else ("", "")
-    if not number or number.count(".") > 1 or unit.upper() not in ("", *_UNITS):
+    if not number or unit.upper() not in ("", *_UNITS):
         raise UsageError(f"--device_memory must be a size such as 16GB or 80GiB, got {text!r}.")
     return int(float(number) * _UNITS.get(unit.upper(), 1))
 

@@ -65,7 +65,7 @@ def sizes_of(config: RunConfig) -> dict[str, Any]:
     sizes: dict[str, Any] = {"data": None, "fsdp": 1, "model": 1}
     for part in filter(None, (config.mesh or "").split(",")):
         name, _, text = part.strip().partition("=")
-        if name not in sizes or not text.isdigit():
+        if name not in sizes or not text.isdecimal():
             raise UsageError(
                 f"--mesh must look like data=2,fsdp=2,model=4 (each is optional), got "
                 f"{part.strip()!r} in {config.mesh!r}."
@@ -91,7 +91,7 @@ def submesh_of(config: RunConfig) -> tuple[int, ...] | None:
         return None
     is_tuple = re.fullmatch(r"\(([^()]*?),?\)", text.strip())
     parts = (text if is_tuple is None else is_tuple[1]).split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(
             f"--model_parallel_submesh must be sizes such as 2,2,1,1 or (2,2,1,1), got {text!r}."
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,9 +47,26 @@ class Dataset:
         return self.split
 
     def train_batches(
-        self, *, batch_size: Numbers, epochs: int | None, seed: int, shuffle: bool
+        self,
+        *,
+        batch_size: Numbers,
+        epochs: int | None,
+        seed: int,
+        shuffle: bool,
+        steps: int | None = None,
     ) -> tuple[Iterable[Any], int | None]:
-        """Returns the batches of training, and their number if it is known."""
+        """Returns the batches of training, and their number if it is known.
+
+        Args:
+            batch_size: As for `fit`.
+            epochs: Passes over the data; None for as many as `steps` need, if that is possible.
+            seed: As for `fit`.
+            shuffle: As for `fit`.
+            steps: As for `fit`.
+
+        Raises:
+            ValueError: If the data consists of ready batches that cannot be changed or repeated.
+        """
         if self.source is not None:
             batches = self.source.batches(
                 batch_size, seed=seed, shuffle=shuffle or None, epochs=epochs
@@ -60,15 +78,19 @@ class Dataset:
                 f"batch_size={batch_size} cannot change the rows of ready batches. Pass arrays, a "
                 "pattern or a Source."
             )
-        n_batches = len(self.ready) if hasattr(self.ready, "__len__") else None  # pyright: ignore
-        if epochs in (None, 1) or isinstance(self.ready, Iterator):
-            if epochs not in (None, 1):
-                raise ValueError(
-                    f"epochs={epochs} needs data that can be read more than once, but "
-                    f"{type(self.ready).__name__} is an iterator. Pass steps=, or a list, a loader "
-                    "or arrays."
-                )
-            return self.ready, n_batches if epochs else None
+        is_iterator = isinstance(self.ready, Iterator)
+        # Unlike `len`, this accepts a loader of a stream, whose method raises.
+        n_batches = operator.length_hint(self.ready) or None
+        if epochs is None and steps is not None and n_batches and not is_iterator:
+            epochs = -(-steps // n_batches)
+        if epochs in (None, 1):
+            return self.ready, n_batches
+        if is_iterator:
+            raise ValueError(
+                f"epochs={epochs} needs data that can be read more than once, but "
+                f"{type(self.ready).__name__} is an iterator. Pass steps=, or a list, a loader "
+                "or arrays."
+            )
         return _Repeated(self.ready, epochs), n_batches and n_batches * epochs
 
     def eval_batches(self, batch_size: int) -> Iterable[Any]:
@@ -121,7 +143,7 @@ class _Pass:
 class _Repeated:
     """Ready batches, several times over, with a position that counts them."""
 
-    def __init__(self, ready: Iterable[Any], epochs: int | None):
+    def __init__(self, ready: Iterable[Any], epochs: int):
         self._ready, self._epochs = ready, epochs
 
     def __iter__(self) -> Iterator[Any]:
@@ -129,7 +151,7 @@ class _Repeated:
 
     def _chain(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(
-            interop.iterate(self._ready) for _ in range(self._epochs or 1)
+            interop.iterate(self._ready) for _ in range(self._epochs)
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tekoa.core import nonfinite
 from tekoa.loop.engine import lookahead
 from tekoa.loop.engine.flat_state import Leaves, Outputs
 from tekoa.loop.engine.runner import Runner, Segment
@@ -103,7 +104,7 @@ class LaneGroup:
             bad = [i for i in active if self._is_bad(i, results[i][0])]
             if bad:
                 self._guarded = self._guarded or self._make_machine(is_guarded=True)
-                rerun = _Run(self, bad, run.step)
+                rerun = _Run(self, bad, run.step, can_stop=False)
                 states, outputs = rerun.all_steps(before, self._guarded)
                 again = self._unloaded(states, outputs)
                 results = [again[i] if i in bad else result for i, result in enumerate(results)]
@@ -118,11 +119,9 @@ class LaneGroup:
 
     def _is_bad(self, i: int, leaves: Leaves) -> bool:
         """Whether a lane met NaN or Inf in steps without a guard."""
-        codec = self._runners[i].codec
-        before = codec.unflatten(self._runners[i].leaves).health.n_bad
-        after = codec.unflatten(leaves)
-        n_before, n_after = jax.device_get((before, after.health.n_bad))
-        return bool(n_before != n_after)
+        runner, on_nan = self._runners[i], self._lanes[i].options.on_nan
+        n_bad, after = runner.state.health.n_bad, runner.codec.unflatten(leaves)
+        return not nonfinite.all_finite_since(n_bad, after, on_nan)
 
     @property
     def n_lanes(self) -> int:
@@ -138,8 +137,11 @@ class LaneGroup:
 class _Run:
     """The steps of some lanes of a group between two checkpoints."""
 
-    def __init__(self, group: LaneGroup, active: Sequence[int], target: int):
+    def __init__(
+        self, group: LaneGroup, active: Sequence[int], target: int, *, can_stop: bool = True
+    ):
         self._group, self._active, self._target = group, active, target
+        self._can_stop = can_stop
         runners = group.runners
         self._start = self.step = runners[active[0]].step
         self._leaders: list[int] = []
@@ -178,7 +180,8 @@ class _Run:
             if runner.before_dispatch is not None:
                 runner.before_dispatch(self.step)
             following = None
-            if self.step + 1 < self._target and not runner.should_stop():
+            is_stopping = self._can_stop and runner.should_stop()
+            if self.step + 1 < self._target and not is_stopping:
                 following = self._draw()
             is_end = following is None and self._is_exhausted
             states, outputs = runs.run(
