@@ -1,6 +1,6 @@
 """Parameters that train only in a part of the run: from one update on, until another, or both."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -95,53 +95,41 @@ def freeze_on_schedule(
         for end in (None, *sorted((freeze_at or {}).values()))
         if (window := _Window(start, end)).trains
     }
-    tx = groups.restrict_grad(optimizer)
-    transforms: dict[Hashable, optax.GradientTransformation] = dict.fromkeys(windows, tx)
 
     def labels(tree: trees.PyTree) -> trees.PyTree:
         return trees.map_named(lambda name, _: _window_of(name, starts, ends).label, tree)
 
-    partition = optax.partition(transforms, labels)
+    by_window = groups.partition(dict.fromkeys(windows, optimizer), labels)
 
     def init(params: trees.PyTree) -> FreezingState:
         names = trees.leaf_names(params)
         for table in (starts, ends):
             patterns = [(pattern, pattern.pattern) for pattern, _ in table]
             used = {rules.first_match(patterns, name) or "" for name in names}
-            groups.warn_unused({text: text for _, text in patterns}, used)
-        return FreezingState(jnp.zeros((), jnp.int32), partition.init(params))
+            groups.warn_unused([text for _, text in patterns], used)
+        return FreezingState(jnp.zeros((), jnp.int32), by_window.init(params))
 
     def update(
-        updates: trees.PyTree,
-        state: Any,
-        params: trees.PyTree | None = None,
-        **extra_args: Any,
+        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None, **extra_args: Any
     ) -> tuple[trees.PyTree, FreezingState]:
-        if "value_fn" in extra_args and params is not None:
-            value_fn = extra_args["value_fn"]
-            extra_args["value_fn"] = lambda group: value_fn(groups.fill_in(group, params))
         new: Any
-        changes, new = partition.update(updates, state.inner, params, **extra_args)
-        is_frozen = {
+        changes, new = by_window.update(updates, state.inner, params, **extra_args)
+        new_states = dict(new.inner_states)
+        are_frozen = {
             label: window.is_frozen(state.n_updates)
             for label, window in windows.items()
             if not window.is_always
         }
-        held = {
-            label: _hold(is_frozen[label], state.inner.inner_states[label], own)
-            if label in is_frozen
-            else own
-            for label, own in new.inner_states.items()
-        }
-        changes = jax.tree.map(
+        for label, is_frozen in are_frozen.items():
+            old_state = state.inner.inner_states[label]
+            new_states[label] = _hold(is_frozen, old_state, new_states[label])
+
+        def change(label: str, x: jax.Array) -> jax.Array:
             # Adding -0.0 changes no bit of any number.
-            lambda label, x: (
-                jnp.where(is_frozen[label], -jnp.zeros_like(x), x) if label in is_frozen else x
-            ),
-            labels(changes),
-            changes,
-        )
-        return changes, FreezingState(state.n_updates + 1, new._replace(inner_states=held))
+            return jnp.where(are_frozen[label], -jnp.zeros_like(x), x) if label in are_frozen else x
+
+        changes = jax.tree.map(change, labels(changes), changes)
+        return changes, FreezingState(state.n_updates + 1, new._replace(inner_states=new_states))
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -7,7 +7,7 @@ wins. One table works for Linen, NNX, Equinox and dicts, since leaves are named 
 import functools
 import logging
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -127,32 +127,17 @@ def param_groups(
     {'bias$': 0.0, 'kernel$': 0.5}
     """
     own = {pattern: _transform(pattern, value, make) for pattern, value in table.items()}
-    transforms: dict[Hashable, optax.GradientTransformation] = {
-        pattern: restrict_grad(tx) for pattern, tx in own.items()
-    }
-    patterns = {pattern: pattern for pattern in table}
-
-    def labels(tree: trees.PyTree) -> trees.PyTree:
-        return rules.map_rules(patterns, tree)
-
-    partition = optax.partition(transforms, labels)
+    labels = functools.partial(rules.map_rules, {pattern: pattern for pattern in table})
+    by_group = partition(own, labels)
 
     def init(params: trees.PyTree) -> optax.OptState:
         used = set(jax.tree.leaves(labels(params)))
-        warn_unused(patterns, used)
-        state = partition.init(params)
+        warn_unused(table, used)
+        state = by_group.init(params)
         _log_unreadable_rates(used, rates.current_rates(state))
         return state
 
-    def update(
-        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None, **extra_args: Any
-    ) -> tuple[trees.PyTree, Any]:
-        if "value_fn" in extra_args and params is not None:
-            value_fn = extra_args["value_fn"]
-            extra_args["value_fn"] = lambda group: value_fn(fill_in(group, params))
-        return partition.update(updates, state, params, **extra_args)
-
-    return GroupedOptimizer.of(init, update, own)
+    return GroupedOptimizer.of(init, by_group.update, own)
 
 
 groups = param_groups  # The former name.
@@ -165,7 +150,32 @@ def by_name(optimizer: Any) -> named.NamedOptimizer | GroupedOptimizer | None:
     return optimizer if isinstance(optimizer, GroupedOptimizer) and optimizer.by_pattern else None
 
 
-def restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def partition(
+    transforms: Mapping[str, optax.GradientTransformation],
+    labels: Callable[[trees.PyTree], trees.PyTree],
+) -> optax.GradientTransformationExtraArgs:
+    """Creates `optax.partition(transforms, labels)`, whose groups can search along a line.
+
+    The extra arguments `grad` and `value_fn` are restricted to the group; parameters of other
+    groups have their values from before the step.
+    """
+    restricted: dict[Hashable, Any] = {
+        label: _restrict_grad(tx) for label, tx in transforms.items()
+    }
+    inner = optax.partition(restricted, labels)
+
+    def update(
+        updates: trees.PyTree, state: Any, params: trees.PyTree | None = None, **extra_args: Any
+    ) -> tuple[trees.PyTree, Any]:
+        if "value_fn" in extra_args and params is not None:
+            value_fn = extra_args["value_fn"]
+            extra_args["value_fn"] = lambda group: value_fn(_fill_in(group, params))
+        return inner.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Restricts the extra argument `grad`, if there is one, to the group's own gradients."""
     tx = optax.with_extra_args_support(tx)
 
@@ -182,7 +192,7 @@ def restrict_grad(tx: optax.GradientTransformation) -> optax.GradientTransformat
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
-def fill_in(group: trees.PyTree, params: trees.PyTree) -> trees.PyTree:
+def _fill_in(group: trees.PyTree, params: trees.PyTree) -> trees.PyTree:
     """Returns `params` with the group's values in place of its own."""
     return jax.tree.map(
         lambda own, other: other if _is_masked(own) else own, group, params, is_leaf=_is_masked
@@ -220,7 +230,7 @@ def _transform(
     )
 
 
-def warn_unused(patterns: Mapping[str, str], used: set[str]) -> None:
+def warn_unused(patterns: Iterable[str], used: set[str]) -> None:
     """Warns of patterns that select no parameter."""
     # A catch-all for which no parameter is left is not a mistake.
     unused = [p for p in patterns if p not in used and p not in ("", ".*")]
