@@ -45,16 +45,16 @@ def as_model_fns(
     while isinstance(function, functools.partial):
         function = function.func
     owner = getattr(function, "__self__", model)
-    if collections is not None or _is_instance(owner, "flax.linen", "Module"):
+    if collections is not None or _is_module(owner, "flax.linen"):
         from tekoa.bridges import linen
 
         return linen.model_fns(model, apply, collections=collections, mutable=mutable)
-    if apply is None and _is_instance(model, "flax.nnx", "Module"):
+    if apply is None and _is_module(model, "flax.nnx"):
         from tekoa.bridges import nnx
 
         return nnx.model_fns(model)
     module = model[0] if isinstance(model, tuple) and len(model) == 2 else model
-    if apply is None and _is_instance(module, "equinox", "Module"):
+    if apply is None and _is_module(module, "equinox"):
         from tekoa.bridges import equinox
 
         return equinox.model_fns(model)
@@ -90,11 +90,11 @@ def as_object(model: Any, fns: ModelFns, params: PyTree, variables: Variables) -
     """
     if fns.merge is not None:
         merged = fns.merge(params, variables)
-        if _is_instance(merged, "flax.nnx", "Module"):
+        if _is_module(merged, "flax.nnx"):
             merged.eval()
         return merged
     params, variables = merge_untrained(params, variables)
-    if _is_instance(model, "flax.linen", "Module"):
+    if _is_module(model, "flax.linen"):
         return model.bind({"params": params, **variables})
     return params
 
@@ -103,7 +103,7 @@ def _restricted(model: Any, apply: Any, trainable: Any, **options: Any) -> Model
     """Creates `ModelFns` that train only some of the parameters."""
     from tekoa.bridges import trainable as trainable_lib
 
-    if apply is None and _is_instance(model, "flax.nnx", "Module"):
+    if apply is None and _is_module(model, "flax.nnx"):
         from tekoa.bridges import nnx
 
         if (selection := nnx.filter_of(trainable)) is not None:
@@ -120,7 +120,7 @@ def _restricted(model: Any, apply: Any, trainable: Any, **options: Any) -> Model
 
 def missing_trainable(model: Any) -> str | None:
     """Returns a hint if a model looks as if only some of its parameters should be trained."""
-    if not _is_instance(model, "flax.nnx", "Module"):
+    if not _is_module(model, "flax.nnx"):
         return None
     from tekoa.bridges import nnx
 
@@ -132,5 +132,5 @@ def missing_trainable(model: Any) -> str | None:
     )
 
 
-def _is_instance(value: Any, module: str, name: str) -> bool:
-    return isinstance(value, getattr(sys.modules.get(module), name, ()))
+def _is_module(value: Any, library: str) -> bool:
+    return isinstance(value, getattr(sys.modules.get(library), "Module", ()))

@@ -73,10 +73,8 @@ def named_leaves(tree: PyTree, *, is_leaf: Callable[[Any], bool] | None = None) 
     return dict(zip(leaf_names(tree, is_leaf=is_leaf), leaves, strict=True))
 
 
-def flatten_named(
-    tree: PyTree, *, sep: str = "/", is_leaf: Callable[[Any], bool] | None = None
-) -> dict[str, Any]:
-    """Returns the leaves by joined name.
+def flatten_named(tree: PyTree) -> dict[str, Any]:
+    """Returns the leaves by name, joined by slashes.
 
     Raises:
         ValueError: If two leaves have the same joined name, as in {'a/b': 0, 'a': {'b': 0}}.
@@ -84,13 +82,12 @@ def flatten_named(
     >>> flatten_named({'dense': {'kernel': 3, 'bias': 4}})
     {'dense/bias': 4, 'dense/kernel': 3}
     """
-    leaves = jax.tree.leaves(tree, is_leaf=is_leaf)
     named: dict[str, Any] = {}
-    for name, leaf in zip(leaf_names(tree, is_leaf=is_leaf), leaves, strict=True):
-        joined = sep.join(name)
+    for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True):
+        joined = "/".join(name)
         if joined in named:
             raise ValueError(
-                f"Two leaves are named {joined!r}, as names are joined by {sep!r}. Rename one."
+                f"Two leaves are named {joined!r}, as names are joined by '/'. Rename one."
             )
         named[joined] = leaf
     return named

@@ -16,7 +16,7 @@ from tekoa.core import files
 from tekoa.core.state import Health, LossScale, TrainState
 from tekoa.core.trees import PyTree
 from tekoa.extensions import outbox, run_record, serial
-from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
+from tekoa.loop.checkpoint import PARTS, Checkpoint, Summary, as_summary
 from tekoa.loop.task import Restored
 from tekoa.store import errors, store
 from tekoa.store.commit import paths, retention
@@ -27,17 +27,7 @@ from tekoa.store.read.restore import LoadedStep
 _log = logging.getLogger("tekoa")
 # Marks a step whose validation was interrupted.
 _OWED = "is_validation_owed"
-_FIELDS = {
-    "model_params": "params",
-    "model_state": "variables",
-    "optimizer_state": "opt_state",
-    "average": "average",
-    "carry": "carry",
-    "rng": "rng",
-    "sums": "sums",
-    "health": "health",
-    "loss_scale": "loss_scale",
-}
+_FIELDS = {**PARTS, "sums": "sums", "health": "health", "loss_scale": "loss_scale"}
 
 
 def items_of(state: TrainState) -> dict[str, PyTree]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from tekoa import hosts
+from tekoa.loop import train_metrics
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 
 _SECONDS_BETWEEN_MOVES = 0.1
@@ -21,11 +22,6 @@ _BAR_WIDTHS = (12, 24)
 _WIDE = 110
 # Shorter compilations are not worth a line.
 _MIN_COMPILE_SECONDS = 0.1
-# They say how training runs, not how well the model does.
-_NOT_SHOWN = (
-    *("last_loss", "gradients_l2norm", "weights_l2norm", "seconds_per_step"),
-    *("skipped_steps", "bad_steps", "loss_scale", "overflow_steps"),
-)
 
 
 class ProgressBar:
@@ -260,7 +256,7 @@ def short_number(x: float, width: int) -> str:
 def _values(checkpoint: Checkpoint) -> dict[str, float]:
     """Returns the metrics of training, the loss first, and then those of validation."""
     groups = as_summary(checkpoint).metrics
-    train = {k: x for k, x in groups.get("train", {}).items() if k not in _NOT_SHOWN}
+    train = {k: x for k, x in groups.get("train", {}).items() if k not in train_metrics.DIAGNOSTICS}
     loss = train.pop("loss", train.pop("train_loss", None))
     others = {f"train {k}": x for k, x in train.items() if not k.startswith("valid_")}
     validation = {k.replace("_", " ", 1): x for k, x in train.items() if k.startswith("valid_")}

@@ -12,12 +12,10 @@ from tekoa.core.trees import PyTree
 from tekoa.loop.media import Media
 
 Metrics = Mapping[str, Mapping[str, float]]
-
-
 T = TypeVar("T", bound=type)
 
 # Properties that are parts of the state, and the state's own names of them.
-_PARTS = {
+PARTS = {
     "model_params": "params",
     "model_state": "variables",
     "optimizer_state": "opt_state",
@@ -34,7 +32,7 @@ def _buildable_from_parts(cls: T) -> T:
 
     @functools.wraps(init_fields)
     def init(self: Any, **fields: Any) -> None:
-        parts = {_PARTS[name]: fields.pop(name) for name in _PARTS if name in fields}
+        parts = {PARTS[name]: fields.pop(name) for name in PARTS if name in fields}
         if parts and "state" in fields:
             raise TypeError(f"{cls.__name__} got state and parts of it. Pass one of the two.")
         if parts:

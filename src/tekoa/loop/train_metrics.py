@@ -15,6 +15,14 @@ from tekoa.loop.task import Training
 from tekoa.optim import named
 from tekoa.optim import rates as optim_rates
 
+# Values of the last step; all other metrics are means over the steps.
+OF_LAST_STEP = (
+    *("last_loss", "gradients_l2norm", "weights_l2norm", "loss_scale", "overflow_steps"),
+    *("skipped_steps", "bad_steps"),
+)
+# They say how training runs, not how well the model does; lines of progress leave them out.
+DIAGNOSTICS = (*OF_LAST_STEP, "seconds_per_step")
+
 
 def read_metrics(
     segment: Segment, state: TrainState, training: Training, facts: Mapping[str, Any]

@@ -69,7 +69,7 @@ def unstack(x: jax.Array, axis: int) -> list[jax.Array]:
     >>> [x.shape for x in unstack(jnp.zeros((2, 3)), -1)]
     [(2,), (2,), (2,)]
     """
-    return list(jnp.moveaxis(x, axis, 0))
+    return list(jnp.unstack(x, axis=axis))
 
 
 def truncated_normal_initializer(stddev: ArrayLike) -> Callable[..., jax.Array]:

@@ -195,20 +195,11 @@ def parse_steps(flag: str, text: str | None) -> dict[str, int] | None:
     >>> parse_steps('--unfreeze_at', '^embed=500; bias$=100')
     {'^embed': 500, 'bias$': 100}
     """
-    table: dict[str, int] = {}
-    for part in filter(None, (part.strip() for part in (text or "").split(";"))):
-        pattern, _, steps = (word.strip() for word in part.rpartition("="))
-        try:
-            rules.compile_rules({pattern: steps})
-            table[pattern] = int(steps)
-        except ValueError:
-            table[pattern] = 0
-        if not pattern or table[pattern] < 1:
-            raise UsageError(
-                f"{flag} must be 'PATTERN=STEPS; ...', where PATTERN is a regular expression "
-                f"and STEPS a number of steps from 1 up; got {part!r}."
-            )
-    return table or None
+
+    def steps(word: str) -> int | None:
+        return n if (n := int(word)) > 0 else None
+
+    return _parse_table(flag, text, steps, "STEPS", "a number of steps from 1 up") or None
 
 
 def parse_groups(
@@ -222,21 +213,32 @@ def parse_groups(
     >>> parse_groups('bias$=0.01; ^embed=freeze')
     {'bias$': 0.01, '^embed': 'freeze'}
     """
+
+    def rate(word: str) -> float | str | None:
+        if word == "freeze":
+            return word
+        return x if 0 < (x := float(word)) < math.inf else None
+
+    return _parse_table(flag, text, rate, "RATE", "is above 0 or 'freeze'")
+
+
+def _parse_table(
+    flag: str, text: str | None, read: Callable[[str], Any], what: str, allowed: str
+) -> dict[str, Any]:
+    """Parses 'PATTERN=VALUE; ...'; `read` returns None, or raises ValueError, for a wrong value."""
     table: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in (text or "").split(";"))):
-        pattern, _, value = (word.strip() for word in part.rpartition("="))
-        is_frozen = value == "freeze"
+        pattern, _, word = (piece.strip() for piece in part.rpartition("="))
         try:
-            rules.compile_rules({pattern: value})
-            rate = 1.0 if is_frozen else float(value)
+            rules.compile_rules({pattern: word})
+            table[pattern] = read(word)
         except ValueError:
-            rate = math.nan
-        if not pattern or not 0 < rate < math.inf:
+            table[pattern] = None
+        if not pattern or table[pattern] is None:
             raise UsageError(
-                f"{flag} must be 'PATTERN=RATE; ...', where PATTERN "
-                f"is a regular expression and RATE is above 0 or 'freeze'; got {part!r}."
+                f"{flag} must be 'PATTERN={what}; ...', where PATTERN is a regular expression and "
+                f"{what} {allowed}; got {part!r}."
             )
-        table[pattern] = value if is_frozen else rate
     return table
 
 

@@ -10,17 +10,15 @@ from tekoa.estimator.cli.run_config import FIELDS, RunConfig, UsageError
 from tekoa.estimator.model_file import experiment
 from tekoa.estimator.model_file.program import program_of
 from tekoa.estimator.replay.record import Start, read_record
+from tekoa.estimator.run import layout
 from tekoa.estimator.run import run as runs
 from tekoa.exchange import export, trained
 from tekoa.exchange.export import PROGRAMS, SUFFIXES, Format
 from tekoa.store.formats.step import find, is_step
 from tekoa.store.mirror import mirror
 
-# How training was divided over devices; a program runs on one.
-_LAYOUT_FLAGS = (
-    *("mesh", "num_partitions", "model_parallel_submesh", "sharding_rules", "optimizer_rules"),
-    "lora_base",
-)
+# A program runs on one device, and the trained weights are in the checkpoint.
+_TRAINING_FLAGS = (*layout.FLAGS, "lora_base")
 
 
 def run_export(directory: str, config: RunConfig) -> int:
@@ -97,9 +95,9 @@ def _open_run(start: Start | None, to: str) -> runs.Run:
             "tekoa.export(directory, out, model=..., inputs=...)."
         )
     config = start.config()
-    defaults = {name: FIELDS[name].default for name in _LAYOUT_FLAGS}
+    defaults = {name: FIELDS[name].default for name in _TRAINING_FLAGS}
     return runs.open_run(
-        dataclasses.replace(config, **defaults, set_flags=config.set_flags - {*_LAYOUT_FLAGS})
+        dataclasses.replace(config, **defaults, set_flags=config.set_flags - {*_TRAINING_FLAGS})
     )
 
 

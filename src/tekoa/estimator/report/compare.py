@@ -1,17 +1,16 @@
 """Several runs on one page: a table to sort and filter, and their curves in shared charts."""
 
 import dataclasses
-import html
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tekoa.core import messages
 from tekoa.estimator.report import charts as charts_lib
 from tekoa.estimator.report import document, sections
 from tekoa.estimator.report.charts import Series, number
+from tekoa.estimator.report.document import escape
 from tekoa.estimator.report.events import Point
 from tekoa.estimator.report.facts import TRAIN, RunFacts
 from tekoa.extensions import run_record
@@ -75,7 +74,7 @@ def _charts(runs: Sequence[NamedRun]) -> str:
         svg = charts_lib.chart(
             series, label=f"{metric} by step", last_step=last_step, max_points=max_points
         )
-        head = f"<h3>{_text(metric)}</h3> <small>{_text(source)}</small>"
+        head = f"<h3>{escape(metric)}</h3> <small>{escape(source)}</small>"
         cards.append(f'<div class="card">{head}{svg}</div>')
     return f'<div class="charts">{"".join(cards)}</div>'
 
@@ -94,15 +93,15 @@ def _table(runs: Sequence[NamedRun]) -> str:
         cells += [_cell(scores[i].get(n), is_best=scores[i].get(n) == best[n]) for n in names]
         cells += _speed_cells(run.facts)
         cells += [_cell(settings[i].get(name)) for name in differing]
-        rows.append(f'<tr data-run="{_text(run.name)}">{"".join(cells)}</tr>')
+        rows.append(f'<tr data-run="{escape(run.name)}">{"".join(cells)}</tr>')
     return sections.sortable_table(heads, rows)
 
 
 def _name_cell(index: int, name: str) -> str:
     swatch = f"<i {charts_lib.paint(index + 1, 'swatch')}></i>"
     return (
-        f'<td data-v="{_text(name)}"><label><input type="checkbox" checked>{swatch}'
-        f"{_text(name)}</label></td>"
+        f'<td data-v="{escape(name)}"><label><input type="checkbox" checked>{swatch}'
+        f"{escape(name)}</label></td>"
     )
 
 
@@ -117,7 +116,7 @@ def _cell(value: Any, *, is_best: bool = False) -> str:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     shown = (f"{value:,}" if isinstance(value, int) else number(value)) if is_number else value
     css_class = "n top" if is_best else "n"
-    return f'<td class="{css_class}" data-v="{_text(value)}">{_text(shown)}</td>'
+    return f'<td class="{css_class}" data-v="{escape(value)}">{escape(shown)}</td>'
 
 
 def _speed_cells(facts: RunFacts) -> list[str]:
@@ -170,7 +169,3 @@ def _differing(settings: Sequence[dict[str, Any]]) -> list[str]:
                 yield name
 
     return list(names())[:_N_SETTINGS]
-
-
-def _text(value: Any) -> str:
-    return html.escape(messages.printable(value))

@@ -3,6 +3,9 @@
 import html
 import pathlib
 import time
+from typing import Any
+
+from tekoa.core import messages
 
 _THEME_BUTTON = (
     '<button type="button" class="theme" aria-label="Light or dark">◐ <span>auto</span></button>'
@@ -34,6 +37,15 @@ def footer() -> str:
     return (
         f"<footer>Written by tekoa page, {now}. Long curves are reduced to their extremes.</footer>"
     )
+
+
+def escape(value: Any) -> str:
+    """Returns a value as text for HTML, in which control characters are escaped too.
+
+    >>> escape('a<b')
+    'a&lt;b'
+    """
+    return html.escape(messages.printable(value))
 
 
 def _asset(name: str) -> str:

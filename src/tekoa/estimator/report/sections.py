@@ -1,17 +1,16 @@
 """The sections of the page, each built from the facts of a run."""
 
 import dataclasses
-import html
 import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tekoa.core import messages
 from tekoa.estimator.cli.flags import RunConfig
 from tekoa.estimator.report import charts as charts_lib
 from tekoa.estimator.report.charts import Series, number
+from tekoa.estimator.report.document import escape
 from tekoa.estimator.report.events import Point
 from tekoa.estimator.report.facts import TRAIN, RunFacts
 from tekoa.extensions import run_record
@@ -101,7 +100,7 @@ def curves(facts: RunFacts) -> str:
             if math.isfinite(point[1]) and best.get((name, s.name)) == point[0]
         ]
         svg = charts_lib.chart(series, label=f"{name} by step", last_step=facts.step, marks=marks)
-        cards.append(f'<div class="card">{_legend(series)}<h3>{_text(name)}</h3>{svg}</div>')
+        cards.append(f'<div class="card">{_legend(series)}<h3>{escape(name)}</h3>{svg}</div>')
     return f'<div class="charts">{"".join(cards)}</div>'
 
 
@@ -112,8 +111,8 @@ def xy(points: Sequence[Point]) -> list[charts_lib.XY]:
 
 def _legend(series: Sequence[Series]) -> str:
     items = (
-        f'<button type="button" aria-pressed="true" data-name="{_text(s.name)}">'
-        f"<i {charts_lib.paint(s.color)}></i>{_text(s.name)} <b>{number(s.points[-1][1])}</b>"
+        f'<button type="button" aria-pressed="true" data-name="{escape(s.name)}">'
+        f"<i {charts_lib.paint(s.color)}></i>{escape(s.name)} <b>{number(s.points[-1][1])}</b>"
         "</button>"
         for s in series
     )
@@ -123,8 +122,8 @@ def _legend(series: Sequence[Series]) -> str:
 def texts(facts: RunFacts) -> str:
     """Returns the last texts of the run, such as samples of a language model, newest first."""
     rows = [
-        f'<td class="n">{step:,}</td><td class="faint">{_text(name)}</td>'
-        f"<td><pre>{_text(messages.printable(value))}</pre></td>"
+        f'<td class="n">{step:,}</td><td class="faint">{escape(name)}</td>'
+        f"<td><pre>{escape(value)}</pre></td>"
         for step, by_name in sorted(facts.texts.items(), reverse=True)[:_MAX_TEXTS]
         for name, value in by_name.items()
     ]
@@ -142,7 +141,7 @@ def parameters(facts: RunFacts) -> str:
         eta, last = scales.get(name), points[-1].value
         svg = charts_lib.sparkline(xy(points), eta)
         cells = [
-            f'<td class="w"><code>{_text(name)}</code></td><td class="faint">{_text(shape)}</td>',
+            f'<td class="w"><code>{escape(name)}</code></td><td class="faint">{escape(shape)}</td>',
             f'<td>{svg}</td><td class="n">{number(last)}</td>',
         ]
         if scales:
@@ -194,7 +193,7 @@ def checkpoints(facts: RunFacts) -> str:
 def _state(copies: Sequence[StepInfo]) -> str:
     problems = [f"{info.path.name}: {info.problem}" for info in copies if info.problem]
     if problems:
-        return f'<span class="no">✗ {_text("; ".join(problems))}</span>'
+        return f'<span class="no">✗ {escape("; ".join(problems))}</span>'
     if not all((info.path / paths.MANIFEST).exists() for info in copies):
         return '<span class="faint">written by another program</span>'
     return '<span class="ok">✓ complete</span>'
@@ -202,7 +201,7 @@ def _state(copies: Sequence[StepInfo]) -> str:
 
 def _place_tag(place: str, is_best: bool) -> str:
     text = f"★ {place}" if is_best else place or "checkpoints"
-    return f'<span class="tag{" gold" if is_best else ""}">{_text(text)}</span>'
+    return f'<span class="tag{" gold" if is_best else ""}">{escape(text)}</span>'
 
 
 def _score_columns(facts: RunFacts) -> dict[str, dict[int, str]]:
@@ -308,13 +307,13 @@ def settings(facts: RunFacts) -> str:
     values = {name: value for name, value in values.items() if value is not None}
     return (
         f'<div class="two">{_pairs(values)}{_pairs(changed_flags) if changed_flags else ""}</div>'
-        f'<div class="card text" style="margin-top:14px"><pre>{_text(command)}</pre></div>'
+        f'<div class="card text" style="margin-top:14px"><pre>{escape(command)}</pre></div>'
     )
 
 
 def _pairs(values: dict[str, Any]) -> str:
     rows = [
-        f'<td><code>{_text(k)}</code></td><td class="n w">{_text(v)}</td>'
+        f'<td><code>{escape(k)}</code></td><td class="n w">{escape(v)}</td>'
         for k, v in values.items()
     ]
     return _table(["", "#"], rows)
@@ -324,7 +323,7 @@ def sortable_table(heads: Sequence[str], rows: Sequence[str]) -> str:
     """Returns a table whose headings are buttons that sort it; rows include their `<tr>`."""
     cells = (
         f'<th scope="col"{" class=n" if head.startswith("#") else ""}>'
-        f'<button type="button" data-column="{i}">{_text(head.removeprefix("#"))}</button></th>'
+        f'<button type="button" data-column="{i}">{escape(head.removeprefix("#"))}</button></th>'
         for i, head in enumerate(heads)
     )
     return (
@@ -336,7 +335,7 @@ def sortable_table(heads: Sequence[str], rows: Sequence[str]) -> str:
 def _table(heads: Sequence[str], rows: Sequence[str]) -> str:
     """Returns a table; a heading that starts with # is that of a column of numbers."""
     starts = ('<th class="n">' if head.startswith("#") else "<th>" for head in heads)
-    cells = "".join(f"{s}{_text(h.removeprefix('#'))}</th>" for s, h in zip(starts, heads))
+    cells = "".join(f"{s}{escape(h.removeprefix('#'))}</th>" for s, h in zip(starts, heads))
     top = f"<tr>{cells}</tr>" if any(head.strip("#") for head in heads) else ""
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return f'<div class="card wide scroll"><table>{top}{body}</table></div>'
@@ -364,7 +363,3 @@ def clock(seconds: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     except (ValueError, OverflowError, OSError):
         return "unknown"
-
-
-def _text(value: Any) -> str:
-    return html.escape(messages.printable(value))

@@ -5,19 +5,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tekoa.extensions.serial import Stage
+from tekoa.loop import train_metrics
 from tekoa.loop.checkpoint import Summary
 from tekoa.loop.train import TrainLoop
-
-# Values of the last step; all other metrics are means over the steps.
-OF_LAST_STEP = (
-    "last_loss",
-    "gradients_l2norm",
-    "weights_l2norm",
-    "skipped_steps",
-    "bad_steps",
-    "loss_scale",
-    "overflow_steps",
-)
 
 
 def steps_between(check_every: int, save_every: int | None) -> int:
@@ -66,7 +56,8 @@ def merge(summaries: Sequence[Summary]) -> Summary:
     means = {
         name: mean(name)
         for name in last.metrics["train"]
-        if name not in OF_LAST_STEP and all(name in s.metrics["train"] for s in summaries)
+        if name not in train_metrics.OF_LAST_STEP
+        and all(name in s.metrics["train"] for s in summaries)
     }
     return dataclasses.replace(
         last,

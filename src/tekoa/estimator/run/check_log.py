@@ -4,12 +4,9 @@ import math
 
 from tekoa import hosts
 from tekoa.estimator.cli import output
-from tekoa.estimator.run import cadence
+from tekoa.loop import train_metrics
 from tekoa.loop.checkpoint import Checkpoint, as_summary
 from tekoa.loop.media import Text
-
-# In TensorBoard only: they say how training runs, not how well the model does.
-_NOT_PRINTED = (*cadence.OF_LAST_STEP, "seconds_per_step")
 
 
 def print_check_as_json(checkpoint: Checkpoint) -> Checkpoint:
@@ -26,5 +23,5 @@ def _metrics(checkpoint: Checkpoint) -> dict[str, float]:
     return {
         "train_loss" if name == "loss" else name: value
         for name, value in as_summary(checkpoint).metrics.get("train", {}).items()
-        if name not in _NOT_PRINTED
+        if name not in train_metrics.DIAGNOSTICS
     }

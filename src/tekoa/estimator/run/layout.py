@@ -14,7 +14,7 @@ from tekoa.sharding import layout
 from tekoa.sharding import mesh as mesh_lib
 from tekoa.sharding.specs import Entry, Rule
 
-_FLAGS = ("mesh", "num_partitions", "model_parallel_submesh", "sharding_rules", "optimizer_rules")
+FLAGS = ("mesh", "num_partitions", "model_parallel_submesh", "sharding_rules", "optimizer_rules")
 
 
 def layout_of(run: Run) -> layout.Layout | None:
@@ -28,7 +28,7 @@ def layout_of(run: Run) -> layout.Layout | None:
         LayoutError: If they do not fit the available devices.
     """
     config = run.config
-    has_flags = any(name in config.set_flags for name in _FLAGS)
+    has_flags = any(name in config.set_flags for name in FLAGS)
     is_alone = hosts.current().count == 1
     if not has_flags and is_alone and (jax.default_backend() == "cpu" or len(jax.devices()) == 1):
         return None
@@ -38,7 +38,7 @@ def layout_of(run: Run) -> layout.Layout | None:
 
 def refuse_flags(config: RunConfig, reason: str) -> None:
     """Raises UsageError if a flag requests a layout where none is possible."""
-    requested = [f"--{name}" for name in _FLAGS if name in config.set_flags]
+    requested = [f"--{name}" for name in FLAGS if name in config.set_flags]
     if requested:
         raise UsageError(f"{', '.join(requested)} cannot be used here: {reason}.")
 

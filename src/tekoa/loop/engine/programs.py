@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from tekoa.core import nonfinite
+from tekoa.core import nonfinite, trees
 from tekoa.core.state import StepOutput, TrainState
 from tekoa.core.step import Step, scan_steps
 from tekoa.loop.engine.dispatch import Dispatcher, StepsPerDispatch
@@ -37,18 +37,12 @@ class Programs:
 def with_norms(step: Step) -> Step:
     """Replaces the gradients in a step's output by norms of gradient, update and parameter."""
 
-    def norm(x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.promote_types(x.dtype, "float32"))
-        return jnp.sqrt(jnp.sum(jnp.square(jnp.abs(wide))))
+    def norms_of(grad: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.stack([trees.global_norm(x) for x in (grad, new - old, new)])
 
     def run(state: TrainState, batch: Any) -> tuple[TrainState, StepOutput]:
         new, output = step(state, batch)
-        norms = jax.tree.map(
-            lambda g, old, p: jnp.stack([norm(g), norm(p - old), norm(p)]),
-            output.grads,
-            state.params,
-            new.params,
-        )
+        norms = jax.tree.map(norms_of, output.grads, state.params, new.params)
         return new, dataclasses.replace(output, grads=norms)
 
     return run

@@ -50,8 +50,8 @@ def _reduction(fn: Callable[..., Any]) -> _NumpyRule:
 
 
 def _broadcast_in_dim(params: Any, x: np.ndarray) -> np.ndarray:
-    shape, kept = params["shape"], params["broadcast_dimensions"]
-    lengths = dict(zip(kept, x.shape, strict=True))
+    shape = params["shape"]
+    lengths = dict(zip(params["broadcast_dimensions"], x.shape, strict=True))
     return np.broadcast_to(x.reshape([lengths.get(i, 1) for i in range(len(shape))]), shape)
 
 

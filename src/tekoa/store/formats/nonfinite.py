@@ -7,11 +7,11 @@ own arrays: a second moment that overflows to Inf stops its weight without any o
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tekoa.core import messages, trees
+from tekoa.store.formats.arrays_write import own_shards
 
 # The items that are examined; others, such as sums of metrics, may contain anything.
 ITEMS = ("model_params", "optimizer_state", "average")
@@ -38,7 +38,7 @@ class Watch:
         for name, value in values.items():
             if name[0] not in ITEMS or not jnp.issubdtype(value.dtype, jnp.inexact):
                 continue
-            n_bad = sum(map(_count, _own_parts(value)))
+            n_bad = sum(_count(shard) for _, shard in own_shards(value, is_writer=True))
             is_new = n_bad > 0 and name not in self._known
             if is_new and (np.ndim(value) or name in self._seen):
                 yield (
@@ -48,13 +48,6 @@ class Watch:
                 )
             (self._known.add if n_bad else self._known.discard)(name)
             self._seen.add(name)
-
-
-def _own_parts(value: Any) -> list[np.ndarray]:
-    """Returns the parts of an array that this process writes."""
-    if not isinstance(value, jax.Array):
-        return [np.asarray(value)]
-    return [np.asarray(s.data) for s in value.addressable_shards if s.replica_id == 0]
 
 
 def _count(array: np.ndarray) -> int:
