@@ -1,7 +1,7 @@
 """Public names that are imported when they are first used.
 
-The door of a package is its `__init__.pyi`: type checkers and documentation read it, and `attach`
-reads it at run time, so that every public name is written once.
+They are listed in the `__init__.pyi` of a package: type checkers and documentation read it, and
+`attach` reads it at run time, so that every public name is written once.
 """
 
 import importlib

@@ -20,8 +20,8 @@ from tekoa.loop.train import TrainLoop
 
 GROUP = "system"
 
-# Most operations per second in bfloat16, without sparsity, by the longest start of the device's
-# name; the figures of their makers.
+# Peak operations per second in bfloat16, without sparsity, as published by the makers. The longest
+# prefix of a device's name counts.
 PEAK_FLOPS = {
     "TPU v3": 123e12,
     "TPU v4": 275e12,

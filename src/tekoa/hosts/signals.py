@@ -104,5 +104,5 @@ def replace_closed_terminal() -> None:
 
 
 def is_stop_requested() -> bool:
-    """Returns whether a `stop_flag` of this program has been told to stop."""
+    """Returns whether a signal has requested a stop from any `stop_flag` of this program."""
     return any(flag.is_requested() for flag in _flags)

@@ -23,7 +23,7 @@ class StepTraining:
 
     The user's state is any tree: dicts, optimizer states, NNX or Equinox modules. Its floating
     point arrays become the `params` of the `TrainState`, other arrays its `variables`, both by
-    name; what is not an array, such as an activation function, is kept aside.
+    name; what is not an array, such as an activation function, is stored separately.
 
     Args:
         task: Has `step`, `init` and `data`.

@@ -51,9 +51,9 @@ class TrainTask:
             `nnx.LoRA`. The others stay as they are and have no optimizer state.
         unfreeze_at: Which parameters begin to train later: pattern to the number of updates before
             their first one, as for `tekoa.freeze_on_schedule`.
-        freeze_at: Which parameters train no longer after a number of updates, likewise.
+        freeze_at: Which parameters are frozen later: pattern to the number of updates after which.
         remat: As for `make_train_step`, like `clip_norm` and `grad_noise`.
-        step: A step of one's own, with `init` and in place of model, loss and optimizer:
+        step: Your own step, with `init` and in place of model, loss and optimizer:
             `step(state, batch, rng) -> (state, metrics)`, pure. Metrics are numbers by name.
         init: `init(rng, batch)` returns the state for `step`: any tree of arrays, which may
             contain NNX or Equinox modules.

@@ -229,7 +229,7 @@ class TrainLoop:
 
     @property
     def model(self) -> Any:
-        """The trained model: a module for NNX and Equinox, a state of one's own, or parameters.
+        """The trained model: an NNX or Equinox module, the state of your own step, or parameters.
 
         Its parameters are those that training continues with; see also `averaged_model`.
         """

@@ -111,7 +111,7 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
 
 
 def as_optimizer(optimizer: optax.GradientTransformation | str) -> optax.GradientTransformation:
-    """Returns an optimizer, or the placeholder of one that is given by name."""
+    """Returns an optimizer; for a name, the placeholder of that optimizer."""
     return NamedOptimizer(optimizer) if isinstance(optimizer, str) else optimizer
 
 

@@ -53,7 +53,7 @@ if hasattr(libc, "prctl"):
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-# A killed process told nobody: the others would wait until its heartbeat is missed.
+# A killed process reports nothing: the others would wait until its heartbeat is missed.
 _KILLED_GRACE_SECONDS = 2.0
 # Part of the messages of JAX's CPU collectives, sometimes several on one line.
 _NOISE = b" peer ranks"
@@ -257,7 +257,7 @@ def _copy(source: IO[bytes], target: Any, prefix: str) -> None:
     """Copies lines as they arrive; each is written in one piece."""
     with source:
         for line in source:
-            # The processes go on if nobody reads their output.
+            # The processes continue if nobody reads their output.
             with contextlib.suppress(OSError):
                 if _NOISE not in line:
                     target.write(prefix + line.decode(errors="replace"))

@@ -166,7 +166,7 @@ class RunConfig:
         None, "steps before parameters begin to train: '^embed=500; bias$=100'", "train"
     )
     freeze_at: str | None = _flag(
-        None, "steps after which parameters train no longer: '^embed=500; bias$=100'", "train"
+        None, "steps after which parameters are frozen: '^embed=500; bias$=100'", "train"
     )
     lora_rank: int | None = _flag(
         None, "train low-rank adapters of this rank in place of the weights", _ADAPTED, least=1

@@ -128,7 +128,7 @@ def _make_run(model: Any, task: TrainTask, table: ScaleTable, batches: Sequence[
 
 
 def _value_of(loss: Any, *args: Any) -> Any:
-    """Returns the loss without the metrics that it may report besides."""
+    """Returns the value of a loss without its metrics."""
     return split_metrics(loss(*args))[0]
 
 

@@ -154,7 +154,7 @@ class Evaluations:
             return None
         first = step if step in self._current else None
         if commit.start and commit.start not in self._starts:
-            # A start of the program goes on from its parent: what others made later is replaced.
+            # A start continues from its parent: what others evaluated after it is replaced.
             parent_step = self._steps_of.get(commit.parent, step - 1)
             first = min(step, parent_step + 1)
         if first is not None:

@@ -259,7 +259,7 @@ def start_training(
         step: The step at which it starts.
         n_steps: The last step of the training, if known.
         scales: The scales of Amos or sphere, by parameter.
-        optimizer: What was chosen, if the optimizer was given by name.
+        optimizer: What was chosen, if the optimizer has a name.
         classes: The names of the classes, if the data names them.
 
     Returns:

@@ -92,7 +92,7 @@ class TextSamples:
         layout: Layout | None = None,
         write: Callable[[str], object] | None = print,
     ):
-        self._fns, self._text, self._prompt = any_model.as_model_fns(model, apply), text, prompt
+        self._fns, self._text = any_model.as_model_fns(model, apply), text
         self._name, self._write = name, write
         self._options: dict[str, Any] = {
             "n_tokens": n_tokens,

@@ -23,7 +23,7 @@ INITIAL_RMS = 0.02
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReadResult:
-    """The result of interpreting the model once. Parameters are given by position."""
+    """The result of interpreting the model once. Parameters are numbered by position."""
 
     record: uses_lib.UseRecord
     decisions: Mapping[int, uses_lib.ScaleDecision]

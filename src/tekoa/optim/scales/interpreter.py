@@ -175,7 +175,7 @@ class Reader:
         return list(map(eager.as_numpy, out if eqn.primitive.multiple_results else [out]))
 
     def note(self, inputs: Sequence[Value], reason: str) -> None:
-        """Notes for each parameter among the inputs why this use gives no scale."""
+        """Notes for each parameter among the inputs why this use implies no scale."""
         for view in views_of(inputs):
             self.record.note(view, reason)
 

@@ -70,7 +70,7 @@ class UseRecord:
     """All uses of all parameters, in the order of the model's computation."""
 
     by_param: dict[int, dict[Use, Pool]] = dataclasses.field(default_factory=dict)
-    # Why a use of the parameter gave no scale.
+    # Why a use of the parameter implies no scale.
     notes: dict[int, str] = dataclasses.field(default_factory=dict)
     # Kernel -> the kernels whose results it is contracted with.
     fed_by: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -182,7 +182,7 @@ class UseRecord:
         return bool(self._bits.get((param, kind), 0) & self.followed)
 
     def note(self, view: views.View, reason: str) -> None:
-        """Notes why a use gives no scale, which is shown if no other use gives one."""
+        """Notes why a use implies no scale, which is shown if no other use implies one."""
         self.notes.setdefault(view.param, reason)
 
 

@@ -57,7 +57,7 @@ class OptimizerState(NamedTuple):
 
 
 def optimizer(opt_maker: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Optimizer]:
-    """Decorator that extends an optimizer for one array to an `Optimizer` for trees.
+    """Extends an optimizer for one array to an `Optimizer` for trees; a decorator.
 
     Args:
         opt_maker: Returns `init(x)`, `update(step, g, state)` and `get_params(state)`, all for

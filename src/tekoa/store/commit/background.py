@@ -67,7 +67,7 @@ class BackgroundSaver:
         A postponed job is dropped.
 
         Raises:
-            errors.SaveFailedError: As for `poll`; and if the program was told to stop and the
+            errors.SaveFailedError: As for `poll`; and if a stop was requested and the
                 running job does not end within the grace period.
         """
         with self._starting:

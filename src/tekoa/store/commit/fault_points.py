@@ -45,7 +45,7 @@ def reach(point: str) -> None:
         return
     _reached[point] += 1
     if _reached[point] == n:
-        # To this thread: the signal of a whole process may reach another thread, later.
+        # In this thread: a signal to the process may reach another one, later.
         signal.raise_signal(signal_number)
 
 

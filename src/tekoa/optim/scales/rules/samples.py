@@ -2,7 +2,7 @@
 
 Elementwise operations are applied to the samples. The others have a rule here for the
 resulting distribution: moving entries keeps it, a sum over n entries adds n independent
-ones, a contraction gives a normal with the right moments.
+ones, a contraction becomes a normal with the right moments.
 """
 
 import math
