@@ -14,7 +14,7 @@ from tekoa.bridges.scales import find_scales as find_scales
 from tekoa.core import messages, rules, trees
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.optim import groups, named
-from tekoa.optim.amos import assign_map, transform
+from tekoa.optim.amos import transform
 from tekoa.optim.scales import auto
 
 _log = logging.getLogger("tekoa")
@@ -263,7 +263,7 @@ def _scale_fns(
     slot_shape: Mapping[str, Any] | None,
 ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
     """Returns `eta_fn` and `shape_fn` for Amos."""
-    by_rules = functools.partial(assign_map.params_fn_from_assign_map, eval_str_value=True)
+    by_rules = functools.partial(rules.params_fn_from_assign_map, eval_str_value=True)
     if eta is not None:
         return by_rules(eta), None if slot_shape is None else by_rules(slot_shape)
     if find_scales is None:

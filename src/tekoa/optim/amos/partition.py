@@ -1,8 +1,4 @@
-"""Partitioning of Amos slots, and the rule tables that define scales and slot shapes.
-
-`params_fn_from_assign_map` builds `eta_fn` and `shape_fn` from a regex table whose formulas
-are evaluated by `evaluate`. Both live in `tekoa.core`.
-"""
+"""Partitioning of Amos slots, derived from that of the parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +9,6 @@ import optax
 from jax.sharding import PartitionSpec
 
 from tekoa.core import trees
-from tekoa.core.formula import evaluate as evaluate
-from tekoa.core.rules import params_fn_from_assign_map as params_fn_from_assign_map
 from tekoa.optim.amos import transform
 
 AxisNames = Any  # A PartitionSpec, a tuple of names, or None.
