@@ -45,9 +45,6 @@ class Task:
     def n_examples(self, arrays: data.Arrays) -> int:
         return len(arrays[0]) - getattr(self.take, "length", 0)
 
-    def with_model(self, **changes: Any) -> "Task":
-        return dataclasses.replace(self, model=self.model.copy(**changes))
-
 
 def text(load: Callable[[], tuple[np.ndarray, np.ndarray]], n_test: int):
     """Returns a loader of the tokens to train on and the first of those to test on."""

@@ -29,6 +29,7 @@ from tekoa.estimator.run import run
 from tekoa.extensions import tensorboard
 from tekoa.extensions.best_files import BestFileWriter
 from tekoa.extensions.checkpoint_files import CheckpointFileReader, CheckpointFileWriter
+from tekoa.hosts.signals import StopFlag
 from tekoa.loop.checkpoint import Summary
 from tekoa.store import errors
 from tekoa.store.commit import durable, identity, paths
@@ -51,13 +52,6 @@ WEIGHTS = {
 
 class Killed(BaseException):
     """Ends an evaluator."""
-
-
-class NeverStop:
-    def is_set(self):
-        return False
-
-    is_requested = is_set
 
 
 class Trainer:
@@ -200,7 +194,7 @@ class History:
             _, config = parse(["--module_imp=mnist", f"--model_dir={self.directory}", *flags])
             watcher = None
             try:
-                watcher = watch.Watcher(run.open_run(config), evaluate, NeverStop())
+                watcher = watch.Watcher(run.open_run(config), evaluate, StopFlag())
                 watcher.run(lambda step, metrics: None)
             except Killed:
                 self.log.append("killed")

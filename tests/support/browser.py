@@ -1,6 +1,5 @@
 """Headless Chromium by the WebDriver protocol, without another package."""
 
-import base64
 import contextlib
 import json
 import shutil
@@ -52,9 +51,6 @@ class Browser:
         """Returns the messages of the console since the last call."""
         entries = self._call("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries]
-
-    def screenshot(self, path):
-        path.write_bytes(base64.b64decode(self._call("GET", f"{self._session}/screenshot")))
 
     def close(self):
         self._call("DELETE", self._session)

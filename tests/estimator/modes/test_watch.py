@@ -15,22 +15,16 @@ from tekoa.estimator.modes import watch
 from tekoa.estimator.report.events import read_curves
 from tekoa.estimator.run import run
 from tekoa.extensions import run_record
+from tekoa.hosts.signals import StopFlag
 from tekoa.store import errors
 from tekoa.store.commit import identity, lease, paths
 from tekoa.store.formats import step as step_lib
 from tekoa.testing import count_compilations
 
 
-class NeverStop:
-    def is_set(self):
-        return False
-
-    is_requested = is_set
-
-
 def watcher(directory, evaluate, *flags, stop_flag=None):
     _, config = parse(["--module_imp=mnist", f"--model_dir={directory}", *flags])
-    return watch.Watcher(run.open_run(config), evaluate, stop_flag or NeverStop())
+    return watch.Watcher(run.open_run(config), evaluate, stop_flag or StopFlag())
 
 
 def ignore(step, metrics):
@@ -219,13 +213,13 @@ def test_later_checkpoints_compile_nothing_and_open_no_data(tmp_path, arguments)
         n_compiled.append(compiled.total)
         return metrics
 
-    watch.Watcher(opened, count, NeverStop()).run(ignore)
+    watch.Watcher(opened, count, StopFlag()).run(ignore)
     assert n_compiled[0] > 0
     assert n_compiled[1:] == [0, 0, 0, 0]
     assert n_opens == (original is not None)
 
 
-class StopLater(NeverStop):
+class StopLater:
     """Stops an evaluator that has waited for a while."""
 
     n_polls = 0
@@ -246,7 +240,7 @@ class History:
         self._parent = ""
 
     def start(self, monkeypatch, name, parent=None):
-        """Starts a program anew, resuming from a step."""
+        """Starts a program again, resuming from a step."""
         monkeypatch.setattr(identity, "start_id", lambda: name)
         run_record.write_start(self.directory, {}, step=parent or 0)
         self._parent = ""

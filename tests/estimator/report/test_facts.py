@@ -7,15 +7,9 @@ from tekoa.estimator.cli import flags
 from tekoa.estimator.modes import watch
 from tekoa.estimator.report import facts as facts_lib
 from tekoa.estimator.run import run
+from tekoa.hosts.signals import StopFlag
 from tekoa.store.commit import lease
 from tekoa.store.read import inspect
-
-
-class NeverStop:
-    def is_set(self):
-        return False
-
-    is_requested = is_set
 
 
 def test_gather_reads_all_facts_of_a_run(trained, tmp_path):
@@ -25,7 +19,7 @@ def test_gather_reads_all_facts_of_a_run(trained, tmp_path):
     )
     scores = {"0": 0.1, "10": 0.7, "20": 0.5, "25": 0.6}
     watch.Watcher(
-        run.open_run(config), lambda path, _: {"acc": scores[path.split("_")[-1]]}, NeverStop()
+        run.open_run(config), lambda path, _: {"acc": scores[path.split("_")[-1]]}, StopFlag()
     ).run(lambda *_: None)
     facts = facts_lib.gather(tmp_path / "run")
     assert (facts.end_step, facts.step, facts.is_running) == (25, 25, False)
