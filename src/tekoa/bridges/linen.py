@@ -13,7 +13,7 @@ from flax import linen as nn
 from tekoa.bridges import functions
 from tekoa.core import batch as batches
 from tekoa.core import trees
-from tekoa.core.model import ModelFns, Variables
+from tekoa.core.model import LogicalAxes, ModelFns, Variables
 from tekoa.core.trees import PyTree
 from tekoa.sharding import layout as layout_lib
 
@@ -69,7 +69,7 @@ def model_fns(
         variables = {k: v for k, v in initial.items() if k not in ("params", *_DROPPED)}
         return initial["params"], variables
 
-    def axes_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
+    def axes_fn(rng: jax.Array, inputs: tuple[Any, ...]) -> LogicalAxes:
         return logical_axes(jax.eval_shape(init_boxed, rng, inputs))
 
     def apply_fn(params, variables, inputs, *, rng, train: bool):

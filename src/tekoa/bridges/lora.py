@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from tekoa.bridges import any_model
 from tekoa.core import messages, rules, trees
-from tekoa.core.model import ModelFns, Variables
+from tekoa.core.model import LogicalAxes, ModelFns, Variables, axes_also_in
 from tekoa.core.objective import HALVES
 from tekoa.core.trees import PyTree
 from tekoa.optim.scales.roles import Role
@@ -103,11 +103,9 @@ def lora(
         weights, rest = _merge_weights(params, variables, scale)
         return weights if inner.merge is None else inner.merge(weights, rest)
 
-    def axes_fn(rng: Any, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
+    def axes_fn(rng: Any, inputs: tuple[Any, ...]) -> LogicalAxes:
         """Returns the axes of the weights, frozen or not; adapters are small and have none."""
-        axes = {} if inner.axes is None else dict(inner.axes(rng, inputs))
-        frozen = {(FROZEN, *name[1:]): a for name, a in axes.items() if name[0] == "params"}
-        return {**axes, **frozen}
+        return axes_also_in(FROZEN, {} if inner.axes is None else inner.axes(rng, inputs))
 
     def convert(weights: ScaleTable) -> ScaleTable:
         return _adapter_table(weights, table, rank, scale)

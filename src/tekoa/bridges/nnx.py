@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tekoa.core import trees
-from tekoa.core.model import ModelFns, Variables
+from tekoa.core.model import LogicalAxes, ModelFns, Variables
 from tekoa.core.trees import PyTree
 
 
@@ -40,7 +40,7 @@ def model_fns(module: nnx.Module, trainable: Any = None) -> ModelFns:
         params, carry, rest = (c.to_dict(copy) for c, copy in zip(codecs, copies, strict=True))
         return params, _variables(carry, rest)
 
-    def axes_fn(rng: Any, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
+    def axes_fn(rng: Any, inputs: tuple[Any, ...]) -> LogicalAxes:
         del rng, inputs
         return {
             (collection, *name): axes

@@ -11,7 +11,14 @@ from typing import Any
 import jax
 
 from tekoa.core import messages, rules, trees
-from tekoa.core.model import UNTRAINED, ModelFns, Variables, merge_untrained
+from tekoa.core.model import (
+    UNTRAINED,
+    LogicalAxes,
+    ModelFns,
+    Variables,
+    axes_also_in,
+    merge_untrained,
+)
 from tekoa.core.trees import PyTree
 
 _WORDS = {"train": True, "freeze": False}
@@ -60,9 +67,8 @@ def restrict(fns: ModelFns, trainable: Any) -> ModelFns:
     def merge(params: PyTree, variables: Variables) -> Any:
         return inner_merge and inner_merge(*merge_untrained(params, variables))
 
-    def axes(rng: Any, inputs: tuple[Any, ...]) -> dict[trees.Name, tuple[Any, ...]]:
-        axes = {} if fns.axes is None else dict(fns.axes(rng, inputs))
-        return {**axes, **{(UNTRAINED, *n[1:]): a for n, a in axes.items() if n[0] == "params"}}
+    def axes(rng: Any, inputs: tuple[Any, ...]) -> LogicalAxes:
+        return axes_also_in(UNTRAINED, {} if fns.axes is None else fns.axes(rng, inputs))
 
     return dataclasses.replace(fns, init=init, merge=inner_merge and merge, axes=axes)
 

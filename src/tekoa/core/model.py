@@ -5,7 +5,7 @@ functions; everything above the bridges uses only this record.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
@@ -15,6 +15,8 @@ from tekoa.core import trees
 from tekoa.core.trees import PyTree
 
 Variables = Mapping[str, PyTree]
+# Logical axes of parameters and variables by name; the first part is the collection.
+LogicalAxes = Mapping[trees.Name, Sequence[Any]]
 
 Remat = Literal["dots", "everything"] | Callable[..., Any]
 
@@ -60,7 +62,7 @@ class ModelFns:
     init: Callable[[Any, tuple[Any, ...]], tuple[PyTree, Variables]]
     apply: ApplyFn
     merge: Callable[[PyTree, Variables], Any] | None = None
-    axes: Callable[[Any, tuple[Any, ...]], Mapping[trees.Name, tuple[Any, ...]]] | None = None
+    axes: Callable[[Any, tuple[Any, ...]], LogicalAxes] | None = None
     native: Callable[[PyTree], PyTree] | None = None
     adapts: "tuple[ModelFns, Callable[[Any], Any]] | None" = None
 
@@ -149,6 +151,16 @@ def merge_untrained(params: PyTree, variables: Variables) -> tuple[PyTree, dict[
         untrained,
         is_leaf=lambda x: x is None,
     ), rest
+
+
+def axes_also_in(collection: str, axes: LogicalAxes) -> LogicalAxes:
+    """Returns logical axes with those of the parameters for a collection that holds some of them.
+
+    >>> axes_also_in('frozen', {('params', 'w'): ('embed',)})
+    {('params', 'w'): ('embed',), ('frozen', 'w'): ('embed',)}
+    """
+    of_params = {name[1:]: value for name, value in axes.items() if name[0] == "params"}
+    return {**axes, **{(collection, *name): value for name, value in of_params.items()}}
 
 
 def cast_like(old: PyTree, new: PyTree, what: str) -> PyTree:

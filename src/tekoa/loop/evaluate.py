@@ -13,7 +13,7 @@ from tekoa.bridges import any_model
 from tekoa.core import batch as batches
 from tekoa.core import metrics, objective
 from tekoa.core import step as steps
-from tekoa.core.model import ModelFns
+from tekoa.core.model import ModelFns, run_model
 from tekoa.data import interop
 from tekoa.loop.checkpoint import Checkpoint, Summary, as_summary
 from tekoa.loop.task import EvalTask, StopRequest
@@ -147,9 +147,7 @@ class EvalLoop:
         def run(params, variables, batch, i):
             inputs, targets = self._task.split(batch)
             rng = jax.random.fold_in(self._rng, i)
-            outputs, changed = steps.run_model(
-                self._fns, params, variables, inputs, rng=rng, train=False
-            )
+            outputs, changed = run_model(self._fns, params, variables, inputs, rng=rng, train=False)
             return (*outputs, *targets), changed
 
         return run

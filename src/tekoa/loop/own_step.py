@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from tekoa.core import batch as batches
 from tekoa.core import metrics, nonfinite, objective, trees
 from tekoa.core import step as steps
-from tekoa.core.model import cast_like
+from tekoa.core.model import LogicalAxes, cast_like
 from tekoa.core.state import StepOutput, TrainState
 from tekoa.core.trees import PyTree
 from tekoa.loop.task import Options, TrainTask
@@ -44,7 +44,7 @@ class StepTraining:
         is_pair = isinstance(batch, Mapping) or (isinstance(batch, tuple) and len(batch) == 2)
         return self._split(batch) if is_pair else ((batch,), ())
 
-    def axes(self, rng: jax.Array, batch: Any) -> Mapping[trees.Name, tuple[Any, ...]]:
+    def axes(self, rng: jax.Array, batch: Any) -> LogicalAxes:
         del rng, batch
         return {}
 

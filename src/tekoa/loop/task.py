@@ -15,10 +15,10 @@ import jax
 from tekoa.bridges import any_model, optimizers
 from tekoa.bridges.scales import find_scales
 from tekoa.core import batch as batches
-from tekoa.core import metrics, nonfinite, objective, trees
+from tekoa.core import metrics, nonfinite, objective
 from tekoa.core import step as steps
 from tekoa.core.loss.reduction import Reduction
-from tekoa.core.model import ModelFns, Remat
+from tekoa.core.model import LogicalAxes, ModelFns, Remat
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.optim import freezing
@@ -170,7 +170,7 @@ class Training(Protocol):
         """Separates the inputs of a batch from its targets; raises if it is not a batch."""
         ...
 
-    def axes(self, rng: jax.Array, batch: Any) -> Mapping[trees.Name, tuple[Any, ...]]:
+    def axes(self, rng: jax.Array, batch: Any) -> LogicalAxes:
         """Returns the logical axes of the model's arrays, by collection and name."""
         ...
 
@@ -270,7 +270,7 @@ class ModelTraining:
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return self._task.split(batch)
 
-    def axes(self, rng: jax.Array, batch: Any) -> Mapping[trees.Name, tuple[Any, ...]]:
+    def axes(self, rng: jax.Array, batch: Any) -> LogicalAxes:
         if self._fns.axes is None:
             return {}
         return self._fns.axes(rng, jax.eval_shape(self.init_inputs, batch))

@@ -9,22 +9,19 @@ import contextvars
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 
 from tekoa.core import trees
+from tekoa.core.model import LogicalAxes
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.sharding import mesh as mesh_lib
 from tekoa.sharding import specs as specs_lib
 from tekoa.sharding.mesh import LayoutError
 from tekoa.sharding.specs import LogicalRules, Rules
-
-# Logical axes of parameters and variables by name; the first part is the collection.
-LogicalAxes = Mapping[trees.Name, Sequence[Any]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from tekoa import hosts
 from tekoa.core import batch as batches
 from tekoa.core import trees
-from tekoa.core.model import ModelFns, Variables
+from tekoa.core.model import LogicalAxes, ModelFns, Variables
 from tekoa.core.state import TrainState
 from tekoa.core.trees import PyTree
 from tekoa.sharding import layout as layout_lib
@@ -154,7 +154,7 @@ class Placement:
         """Whether other processes have parts of the arrays."""
         return self._whole is not None and not self._whole.is_fully_addressable
 
-    def fit(self, form: TrainState, axes: layout_lib.LogicalAxes) -> TrainState:
+    def fit(self, form: TrainState, axes: LogicalAxes) -> TrainState:
         """Determines the shardings of a state.
 
         Args:

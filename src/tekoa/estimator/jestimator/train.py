@@ -21,7 +21,7 @@ from tekoa.core import batch as batches
 from tekoa.core import nonfinite, trees
 from tekoa.core import state as core
 from tekoa.core import step as steps
-from tekoa.core.model import ModelFns, cast_like
+from tekoa.core.model import LogicalAxes, ModelFns, axes_also_in, cast_like
 from tekoa.core.trees import PyTree
 from tekoa.core.update import average
 from tekoa.estimator.cli.flags import UsageError
@@ -105,12 +105,10 @@ class OwnTraining:
     def split(self, batch: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return (batch,), ()  # Whatever its structure.
 
-    def axes(self, rng: jax.Array, batch: Any) -> dict[trees.Name, tuple[Any, ...]]:
+    def axes(self, rng: jax.Array, batch: Any) -> LogicalAxes:
         del rng, batch
         axes = self._frame.logical_axes()
-        if self._adapters is None:
-            return axes
-        return {(FROZEN, *name[1:]): a for name, a in axes.items() if name[0] == "params"} | axes
+        return axes if self._adapters is None else axes_also_in(FROZEN, axes)
 
     def init(self, rng: jax.Array, batch: Any, options: Options) -> core.TrainState:
         del batch

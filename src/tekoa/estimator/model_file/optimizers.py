@@ -67,20 +67,17 @@ def make_optimizer(
     settings = _settings(opt_config)
     table = parse_groups(getattr(opt_config, "groups", None))
     name = str(getattr(opt_config, "optimizer", None))
+    needs_no_settings = name in named.BY_SCALES and name != "amos"
+    sets_rates = any(value != "freeze" for value in table.values())
+    if (name == "lbfgs" and table) or (needs_no_settings and sets_rates):
+        raise UsageError(
+            f"--module_config.opt_config.groups: {name} has no rates to set. Choose another "
+            "optimizer, such as --module_config.opt_config.optimizer=adam."
+        )
     if name == "lbfgs":
-        if table:
-            raise UsageError(
-                "--module_config.opt_config.groups: lbfgs has no rates to set. Choose another "
-                "optimizer, such as --module_config.opt_config.optimizer=adam."
-            )
         _log.info("Optimizer lbfgs: a line search sets the step size; the rate is ignored.")
         return optax.lbfgs()
-    if name in named.BY_SCALES and name != "amos":
-        if any(value != "freeze" for value in table.values()):
-            raise UsageError(
-                f"--module_config.opt_config.groups: {name} has no rates to set. Choose another "
-                "optimizer, such as --module_config.opt_config.optimizer=adam."
-            )
+    if needs_no_settings:
         _log.info("Optimizer %s: needs no settings; those of opt_config are ignored.", name)
         own = named.NamedOptimizer(name)
         return groups.param_groups({**table, ".*": own}) if table else own

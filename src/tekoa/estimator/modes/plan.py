@@ -26,6 +26,7 @@ from tekoa.sharding import memory as memory_lib
 from tekoa.sharding import mesh
 from tekoa.sharding import specs as specs_lib
 from tekoa.sharding.layout import Layout
+from tekoa.sharding.placement import Placement, with_sharding
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -133,17 +134,10 @@ def _compiled_peak(
     training: Training, args: Any, specs: Any, layout: Layout, options: Options
 ) -> int:
     """Compiles the step and returns the bytes of its temporaries on one device."""
-    step = training.make_step(options)
-
-    def traced(state: TrainState, batch: Any) -> Any:
-        with layout.active():
-            return step(state, batch)
-
+    step = Placement(layout).traced(training.make_step(options))
     shardings = layout.shardings(specs)
-    shapes = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), args, shardings
-    )
-    jitted = jax.jit(traced, donate_argnums=0, out_shardings=(shardings[0], None))
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings[0], None))
+    shapes = jax.tree.map(with_sharding, args, shardings)
     memory = jitted.lower(*shapes).compile().memory_analysis()
     if memory is None:
         raise UsageError(f"The backend {jax.default_backend()!r} has no memory analysis.")
@@ -154,11 +148,10 @@ def _estimated_peak(
     training: Training, args: Any, specs: Any, layout: Layout, options: Options
 ) -> int:
     """Traces the step and estimates the bytes of its temporaries on one device."""
-    step = training.make_step(options, keep_grads=True)
+    step = Placement(layout).traced(training.make_step(options, keep_grads=True))
 
     def gradients(state: TrainState, batch: Any) -> Any:
-        with layout.active():
-            new_state, output = step(state, batch)
+        new_state, output = step(state, batch)
         # If the step returns no gradients, the update is counted as well.
         return (output.loss, output.grads) if output.grads is not None else (new_state, output)
 
