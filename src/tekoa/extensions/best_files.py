@@ -6,7 +6,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from tekoa import hosts
 from tekoa._aliases import accept_aliases
@@ -15,10 +15,9 @@ from tekoa.extensions import checkpoint_files
 from tekoa.loop.checkpoint import Checkpoint, find_metric
 from tekoa.store import errors, store
 from tekoa.store.commit import paths, retention, score, together
+from tekoa.store.commit.score import Mode
 from tekoa.store.formats import index
 
-Mode = Literal["min", "max"]
-_WORDS: dict[Mode, str] = {"min": "low", "max": "high"}
 _ADJECTIVES: dict[Mode, str] = {"min": "lowest", "max": "highest"}
 
 _log = logging.getLogger("tekoa")
@@ -30,9 +29,8 @@ def folder_of(metric: str, group: str, mode: Mode) -> str:
     >>> folder_of('loss', 'eval/clean', 'min')
     'low_eval_clean_loss'
     """
-    if mode not in _WORDS:
-        raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
-    return f"{_WORDS[mode]}_{group}_{metric}".replace("/", "_")
+    score.check_mode(mode)
+    return f"{score.PREFIXES[mode]}{group}_{metric}".replace("/", "_")
 
 
 class BestFileWriter(checkpoint_files.StoreWriter):

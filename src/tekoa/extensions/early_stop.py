@@ -8,12 +8,12 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Literal
 
 from tekoa.core import files
 from tekoa.loop.checkpoint import Checkpoint, find_metric
 from tekoa.store import errors
 from tekoa.store.commit import durable
+from tekoa.store.commit.score import Mode, check_mode
 
 _MAX_BYTES = 2**26
 _COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -104,7 +104,7 @@ class EarlyStopping(Stopping):
         metric: str,
         *,
         patience: int,
-        mode: Literal["min", "max"] = "min",
+        mode: Mode = "min",
         group: str = "eval",
         min_delta: float = 0.0,
         stop: Callable[[], object] | None = None,
@@ -112,8 +112,7 @@ class EarlyStopping(Stopping):
     ):
         if patience < 1:
             raise ValueError(f"patience must be 1 or more, got {patience}.")
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
+        check_mode(mode)
         super().__init__(metric, group=group, stop=stop, path=path)
         self._patience, self._min_delta = patience, min_delta
         self._sign = 1 if mode == "min" else -1

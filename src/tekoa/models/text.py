@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from tekoa import Mean, TextFns, cross_entropy, data
 from tekoa.data import DataError, Info, Source
@@ -178,9 +177,7 @@ def training_loss(*, label_smoothing: float, z_loss: float) -> Loss:
 
 def token_loss(logits_BxLxV: jax.Array, batch: Mapping[str, Any]) -> tuple[Mean, dict[str, Mean]]:
     """Returns the mean loss of the tokens in nats, also as the metric `cost`."""
-    logits_BxLxV = logits_BxLxV.astype(jnp.float32)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits_BxLxV, batch["tokens"])
-    cost = _mean_over_tokens(losses, batch)
+    cost = _mean_over_tokens(cross_entropy(logits_BxLxV, batch["tokens"]), batch)
     return cost, {"cost": cost}
 
 

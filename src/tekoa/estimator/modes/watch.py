@@ -25,7 +25,7 @@ from tekoa.estimator.run import run as runs
 from tekoa.estimator.run.evaluations import Evaluation, Evaluations
 from tekoa.extensions import run_record, tensorboard
 from tekoa.store import errors
-from tekoa.store.commit import durable, identity, lease, paths, together
+from tekoa.store.commit import durable, identity, lease, paths, score, together
 from tekoa.store.commit.identity import CommitId
 from tekoa.store.mirror import mirror, registry
 from tekoa.store.read import hold
@@ -100,14 +100,14 @@ class Watcher:
         hold.sweep(self._eval_dir)
         self._evaluations = Evaluations(self._eval_dir / RECORD)
         self._points = tensorboard.ScalarWriter(self._eval_dir)
-        keep = self._config.max_save
-        high, low = self._config.save_high, self._config.save_low
-        self._best = [
-            *((m, BestCopies(self._eval_dir / f"high_{m}", mode="max", keep=keep)) for m in high),
-            *((m, BestCopies(self._eval_dir / f"low_{m}", mode="min", keep=keep)) for m in low),
-        ]
-        for _, best in self._best:
-            best.repair()
+        self._best: list[tuple[str, BestCopies]] = []
+        requested = {"max": self._config.save_high, "min": self._config.save_low}
+        for mode, prefix in score.PREFIXES.items():
+            for metric in requested[mode]:
+                folder = self._eval_dir / f"{prefix}{metric}"
+                best = BestCopies(folder, mode=mode, keep=self._config.max_save)
+                best.repair()
+                self._best.append((metric, best))
         curves = events.read_curves(self._eval_dir)
         self._import_note(curves)
         shown = {point.step for points in curves.values() for point in points}

@@ -157,7 +157,7 @@ def _best_of(folders: dict[str, pathlib.Path], problems: list[str]) -> list[Best
             step=max(paths.list_steps(folder), default=None),
         )
         for place, folder in folders.items()
-        if folder.name.startswith(("high_", "low_"))
+        if folder.name.startswith(tuple(score.PREFIXES.values()))
     ]
 
 

@@ -8,19 +8,18 @@ are: the same command then resumes the rewound run, instead of rewinding it at e
 import json
 import os
 import pathlib
-from typing import Any, Literal
+from typing import Any
 
 from tekoa import hosts
 from tekoa.core import files
 from tekoa.extensions import run_record
 from tekoa.store import errors
-from tekoa.store.commit import durable, identity, paths, together
+from tekoa.store.commit import durable, identity, paths, score, together
 from tekoa.store.formats import step as step_lib
 from tekoa.store.store import Store
 from tekoa.store.transfer import best
 
 REWIND_FILE = "rewind.json"
-_MODES: dict[str, Literal["min", "max"]] = {"high_": "max", "low_": "min"}
 
 
 def is_inside(model_dir: pathlib.Path, path: str | os.PathLike[str]) -> bool:
@@ -103,7 +102,7 @@ def _set_aside(checkpoint_store: Store, steps: list[int], requested: str) -> Non
 
 def _set_best_aside(model_dir: pathlib.Path, step: int, requested: str) -> None:
     """Sets aside the best checkpoints after a step: those of validation and of evaluators."""
-    for prefix, mode in _MODES.items():
+    for mode, prefix in score.PREFIXES.items():
         for directory in sorted([*model_dir.glob(f"{prefix}*"), *model_dir.glob(f"*/{prefix}*")]):
             steps = [] if directory.is_symlink() else paths.list_steps(directory)
             newer = [n for n in steps if n > step]

@@ -8,9 +8,10 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tekoa.store.commit import paths
+from tekoa.store.commit.score import Mode, check_mode
 
 PINNED = "PINNED"
 
@@ -71,13 +72,12 @@ class KeepBest:
     """
 
     metric: str
-    mode: Literal["min", "max"]
+    mode: Mode
     n: int = 1
 
     def __post_init__(self):
         _check_positive("n", self.n)
-        if self.mode not in ("min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', got {self.mode!r}.")
+        check_mode(self.mode)
 
     def select(self, metrics: Metrics) -> Iterable[int]:
         """Returns the steps to keep."""

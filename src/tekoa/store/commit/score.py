@@ -16,7 +16,11 @@ from tekoa.core import files
 from tekoa.store import errors
 from tekoa.store.commit import durable
 
+Mode = Literal["min", "max"]
+
 NAME = "score"
+# How the names of directories with the best steps of a metric begin.
+PREFIXES: dict[Mode, str] = {"max": "high_", "min": "low_"}
 _MAX_BYTES = 2**12
 
 
@@ -33,9 +37,8 @@ class BestScore:
     (True, None, False, 0.0)
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, mode: Literal["min", "max"]):
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
+    def __init__(self, path: str | os.PathLike[str], *, mode: Mode):
+        check_mode(mode)
         self._path = files.local_path(path)
         self._better = operator.lt if mode == "min" else operator.gt
         self._value = read(self._path)
@@ -72,6 +75,12 @@ class BestScore:
         else:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             durable.replace(self._path, repr(self._value).encode())
+
+
+def check_mode(mode: str) -> None:
+    """Raises `ValueError` if a mode is neither 'min' nor 'max'."""
+    if mode not in PREFIXES:
+        raise ValueError(f"mode must be 'min' or 'max', got {mode!r}.")
 
 
 def read(path: pathlib.Path) -> float | None:

@@ -14,7 +14,6 @@ import operator
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Literal
 
 from tekoa.core import files
 from tekoa.store import errors
@@ -38,9 +37,7 @@ class BestCopies:
         errors.DamagedError: If the scores cannot be read.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike[str], *, mode: Literal["min", "max"], keep: int
-    ):
+    def __init__(self, directory: str | os.PathLike[str], *, mode: score.Mode, keep: int):
         self._directory, self._keep = files.local_path(directory), keep
         if self._directory.is_symlink():
             raise errors.UnsafeError(f"{self._directory}: is a link; links are not followed.")
