@@ -4,8 +4,10 @@
 loss, the results and the gradients of the full batch.
 """
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -61,7 +63,8 @@ class Gradients:
             compute = jax.value_and_grad(run, has_aux=True)
             result = compute(params, variables, inputs, 0)
         else:
-            result = _in_parts(run, params, variables, inputs, (self._n_rows, self._n_parts))
+            arguments = _Arguments.of(inputs, self._n_rows)
+            result = _in_parts(run, params, variables, arguments, self._n_parts)
         self.value = result[0][0]
         self.value_fn = lambda new: run(new, variables, inputs, 0)[0]
         return result
@@ -120,20 +123,43 @@ def _cast(tree: PyTree, dtype: Any) -> PyTree:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Arguments:
+    """The arguments of a model; arrays with as many rows as the batch are `rows`."""
+
+    n_rows: int
+    leaves: list[Any]
+    have_rows: list[bool]  # For each leaf.
+    structure: Any
+
+    @classmethod
+    def of(cls, inputs: Any, n_rows: int) -> "_Arguments":
+        leaves, structure = jax.tree.flatten(inputs)
+        have_rows = [getattr(x, "shape", ())[:1] == (n_rows,) for x in leaves]
+        return cls(n_rows, leaves, have_rows, structure)
+
+    @property
+    def rows(self) -> list[Any]:
+        return list(itertools.compress(self.leaves, self.have_rows))
+
+    def with_rows(self, rows: Iterable[Any]) -> Any:
+        """Returns the arguments as the model receives them, with other rows."""
+        remaining = iter(rows)
+        pairs = zip(self.leaves, self.have_rows, strict=True)
+        return self.structure.unflatten([next(remaining) if is_row else x for x, is_row in pairs])
+
+
 def _in_parts(
-    run: LossFn, params: PyTree, variables: PyTree, inputs: Any, size: tuple[int, int]
+    run: LossFn, params: PyTree, variables: PyTree, arguments: _Arguments, n_parts: int
 ) -> tuple[Any, PyTree]:
     """Runs the parts one after the other and combines their results to those of the batch."""
-    n_rows, n_parts = size
-    leaves, structure = jax.tree.flatten(inputs)
-    has_rows = [getattr(x, "shape", ())[:1] == (n_rows,) for x in leaves]
-    rows = _split([x for x, is_split in zip(leaves, has_rows, strict=True) if is_split], n_parts)
-    by_row = _names_by_row(run, params, variables, (leaves, structure, has_rows), size)
+    rows = _split(arguments.rows, n_parts)
+    by_row = _names_by_row(run, params, variables, arguments, n_parts)
     memory = _split({name: variables[name] for name in by_row}, n_parts)
 
     def part(params: PyTree, rest: PyTree, xs: Any):
         i_rows, i_memory, i = xs
-        i_inputs = _join(leaves, structure, has_rows, i_rows)
+        i_inputs = arguments.with_rows(i_rows)
         loss, (results, changed) = run(params, {**rest, **i_memory}, i_inputs, i)
         changed = {**rest, **i_memory, **changed}
         memory = {name: changed.pop(name) for name in by_row}
@@ -150,7 +176,7 @@ def _in_parts(
     rest = {name: tree for name, tree in variables.items() if name not in by_row}
     zeros = jax.tree.map(jnp.zeros_like, params)
     (grads, rest), (losses, results, memory) = jax.lax.scan(body, (zeros, rest), xs)
-    exponents = _find_exponents(run, params, variables, (leaves, structure, has_rows), size, by_row)
+    exponents = _find_exponents(run, params, variables, arguments, n_parts, by_row)
     loss, results = jax.tree.map(lambda x, p: _combine(x, p, n_parts), (losses, results), exponents)
     factor = n_parts ** (exponents[0] - 1)
     grads = jax.tree.map(lambda g: g * factor, grads)
@@ -165,12 +191,6 @@ def _merge(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
-def _join(leaves: list[Any], structure: Any, has_rows: list[bool], rows: list[Any]) -> Any:
-    remaining = iter(rows)
-    pairs = zip(leaves, has_rows, strict=True)
-    return structure.unflatten([next(remaining) if split else leaf for leaf, split in pairs])
-
-
 def _combine(parts: jax.Array, exponent: float, n_parts: int) -> jax.Array:
     if math.isnan(exponent):  # One result per row.
         return parts.reshape(-1, *parts.shape[2:])
@@ -178,11 +198,10 @@ def _combine(parts: jax.Array, exponent: float, n_parts: int) -> jax.Array:
 
 
 def _names_by_row(
-    run: LossFn, params: PyTree, variables: PyTree, inputs: Any, size: tuple[int, int]
+    run: LossFn, params: PyTree, variables: PyTree, arguments: _Arguments, n_parts: int
 ) -> list[str]:
     """Returns the collections with an entry per row, such as the memory of a recurrent model."""
-    n_rows, n_parts = size
-    leaves, structure, has_rows = inputs
+    n_rows = arguments.n_rows
     candidates = [
         name
         for name, tree in variables.items()
@@ -190,13 +209,12 @@ def _names_by_row(
         and name != lora.FROZEN
         and all(jnp.shape(x)[:1] == (n_rows,) for x in jax.tree.leaves(tree))
     ]
-    cut = [x[: n_rows // n_parts] for x, split in zip(leaves, has_rows, strict=True) if split]
+    cut = [x[: n_rows // n_parts] for x in arguments.rows]
     for name in candidates:
         # Running averages with as many entries as the batch has rows accept any number of rows.
         try:
             _, (_, changed) = jax.eval_shape(
-                lambda rows: run(params, variables, _join(leaves, structure, has_rows, rows), 0),
-                cut,
+                lambda rows: run(params, variables, arguments.with_rows(rows), 0), cut
             )
         except (TypeError, ValueError):
             return candidates
@@ -211,8 +229,8 @@ def _find_exponents(
     run: LossFn,
     params: PyTree,
     variables: PyTree,
-    inputs: Any,
-    size: tuple[int, int],
+    arguments: _Arguments,
+    n_parts: int,
     by_row: list[str],
 ) -> Any:
     """Finds how the loss and each result grow with the rows, on made-up rows and the same twice.
@@ -223,8 +241,7 @@ def _find_exponents(
     Raises:
         UsageError: If one grows in no known way.
     """
-    n_rows = size[0] // size[1]
-    leaves, structure, has_rows = inputs
+    n_rows = arguments.n_rows // n_parts
     rng = np.random.default_rng(0)
     made_up_params = jax.tree.map(lambda x: _made_up(rng, x, is_weight=True), params)
     made_up_frozen = {
@@ -232,11 +249,12 @@ def _find_exponents(
         for name, tree in variables.items()
         if name == lora.FROZEN
     }
-    made_up = [_made_up(rng, x[:n_rows] if s else x) for x, s in zip(leaves, has_rows, strict=True)]
+    pairs = zip(arguments.leaves, arguments.have_rows, strict=True)
+    leaves = [_made_up(rng, x[:n_rows] if is_row else x) for x, is_row in pairs]
+    made_up = dataclasses.replace(arguments, leaves=leaves)
 
     def values(n_copies: int) -> Any:
-        pairs = zip(made_up, has_rows, strict=True)
-        rows = [np.concatenate([x] * n_copies) for x, is_split in pairs if is_split]
+        rows = [np.concatenate([x] * n_copies) for x in made_up.rows]
         some = {
             name: jax.tree.map(
                 lambda x, by=name in by_row: jnp.zeros(
@@ -247,7 +265,7 @@ def _find_exponents(
             for name, tree in variables.items()
         }
         some.update(made_up_frozen)
-        loss, (results, _) = run(made_up_params, some, _join(made_up, structure, has_rows, rows), 0)
+        loss, (results, _) = run(made_up_params, some, made_up.with_rows(rows), 0)
         return loss, results
 
     with jax.ensure_compile_time_eval():
