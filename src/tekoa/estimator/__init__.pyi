@@ -1,3 +1,4 @@
+from tekoa.bridges.scales import find_scales as find_scales
 from tekoa.estimator import modeling as modeling
 from tekoa.estimator.cli.run_config import UsageError as UsageError
 from tekoa.estimator.jestimator.results import Evaluator as Evaluator
@@ -8,5 +9,4 @@ from tekoa.estimator.jestimator.states import TrainState as TrainState
 from tekoa.estimator.model_file import lora as lora
 from tekoa.estimator.model_file.experiment import DataFacts as DataFacts
 from tekoa.estimator.model_file.experiment import Experiment as Experiment
-from tekoa.estimator.model_file.optimizers import find_scales as find_scales
 from tekoa.estimator.model_file.optimizers import make_optimizer as make_optimizer

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from tekoa.bridges import functions
+from tekoa.bridges import functions, scales
 from tekoa.core.metrics import Mean
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.model_file import optimizers
@@ -130,7 +130,7 @@ def test_amos_uses_manual_scales():
 
 
 def find_scales():
-    return optimizers.find_scales(
+    return scales.find_scales(
         functions.model_fns(lambda rng, x: PARAMS, model),
         lambda out, y: Mean(jnp.sum(jnp.square(out - y)), out.size),
         (X, Y),

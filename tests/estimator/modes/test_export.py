@@ -8,7 +8,7 @@ import pytest
 
 import tekoa
 from tekoa.estimator.cli.main import main
-from tekoa.estimator.model_file import experiment
+from tekoa.estimator.model_file import names
 from tekoa.estimator.model_file.program import program_of
 from tekoa.estimator.replay.record import read_record
 from tekoa.estimator.run import run as runs
@@ -97,7 +97,7 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", params=experiment.BUNDLED)
+@pytest.fixture(scope="module", params=names.BUNDLED)
 def bundled(request, tmp_path_factory):
     """A short run of a bundled model, its inputs, and the outputs that its predictions use."""
     path = tmp_path_factory.mktemp("bundled") / request.param

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from tekoa.estimator.cli import flags as flags_lib
-from tekoa.estimator.run import run
+from tekoa.estimator.run import run, run_files
 
 
 def open_run(*flags):
@@ -18,17 +18,17 @@ def test_a_run_keeps_its_first_seed(tmp_path):
     assert run.choose_seed(current) == first
     # A start that may still fail changes nothing.
     assert run.choose_seed(open_run(f"--model_dir={tmp_path}", "--random_seed=5")) == 5
-    assert run.read_facts(tmp_path)["random_seed"] == first
+    assert run_files.read_facts(tmp_path)["random_seed"] == first
 
 
 def test_a_new_start_removes_the_end_mark(tmp_path):
     current = open_run(f"--model_dir={tmp_path}")
     run.start_training(current, 1)
-    assert run.last_step(tmp_path) is None
+    assert run_files.last_step(tmp_path) is None
     run.end_training(current, 7)
-    assert run.last_step(tmp_path) == 7
+    assert run_files.last_step(tmp_path) == 7
     run.start_training(current, 1)
-    assert run.last_step(tmp_path) is None
+    assert run_files.last_step(tmp_path) is None
 
 
 def test_settings_of_the_command_are_recorded(tmp_path):

@@ -32,6 +32,7 @@ from tekoa.estimator.jestimator.results import MeanMetrics
 from tekoa.estimator.model_file import lora
 from tekoa.loop.task import Options
 from tekoa.optim.scales import auto
+from tekoa.optim.scales.table import ScaleTable
 
 _FIELDS = ("step", "params", "opt_state", "_vars", "_state_rng", "_grads", "_frozen")
 
@@ -187,7 +188,7 @@ class OwnTraining:
 
         return step
 
-    def scales(self, batch: Any) -> auto.ScaleTable:
+    def scales(self, batch: Any) -> ScaleTable:
         """Finds the scales of the parameters from the loss of `train_step` on a batch.
 
         Raises:

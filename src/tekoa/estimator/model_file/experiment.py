@@ -19,7 +19,6 @@ from tekoa.core.loss.reduction import Reduction
 from tekoa.data import Info
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.model_file import names
-from tekoa.estimator.model_file.names import BUNDLED as BUNDLED
 from tekoa.extensions.generation.samples import TextFns
 from tekoa.optim import named
 
@@ -121,7 +120,7 @@ def load_module(name: str | None) -> types.ModuleType:
         UsageError: If no such model exists, or its import fails; then it names file and line.
     """
     name = names.check_model(name)
-    if name in BUNDLED:
+    if name in names.BUNDLED:
         return importlib.import_module(f"tekoa.models.{name}")
     path = files.local_path(name)
     try:

@@ -10,12 +10,11 @@ from typing import Any
 
 import optax
 
-from tekoa.bridges.scales import find_scales as find_scales
 from tekoa.core import messages, rules, trees
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.optim import groups, named
 from tekoa.optim.amos import transform
-from tekoa.optim.scales import auto
+from tekoa.optim.scales.table import ScaleTable
 
 _log = logging.getLogger("tekoa")
 
@@ -37,7 +36,7 @@ def make_optimizer(
     opt_config: Any,
     *,
     n_batches: float,
-    find_scales: Callable[[], auto.ScaleTable] | None = None,
+    find_scales: Callable[[], ScaleTable] | None = None,
     eta: Mapping[str, Any] | None = None,
     slot_shape: Mapping[str, Any] | None = None,
     clip_value: float | None = None,
@@ -255,7 +254,7 @@ def _settings(opt_config: Any) -> dict[str, float]:
 
 
 def _scale_fns(
-    find_scales: Callable[[], auto.ScaleTable] | None,
+    find_scales: Callable[[], ScaleTable] | None,
     eta: Mapping[str, Any] | None,
     slot_shape: Mapping[str, Any] | None,
 ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:

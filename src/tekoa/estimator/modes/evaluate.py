@@ -14,7 +14,7 @@ from tekoa.estimator.cli.flags import RunConfig
 from tekoa.estimator.model_file.program import Program, program_of
 from tekoa.estimator.modes import basin, dry_run, watch
 from tekoa.estimator.modes.train import print_metrics
-from tekoa.estimator.run import eval_state
+from tekoa.estimator.run import eval_state, run_files
 from tekoa.estimator.run import run as runs
 from tekoa.hosts import signals
 from tekoa.store.commit import paths
@@ -89,7 +89,7 @@ def _open(
 
 def _with_eval_data(run: runs.Run) -> runs.Run:
     """Uses the data that training was validated on, if `--eval_pattern` is not set."""
-    trained = runs.read_facts(run.model_dir).get("flags", {})
+    trained = run_files.read_facts(run.model_dir).get("flags", {})
     pattern = trained.get("eval_pattern") or trained.get("valid_pattern")
     if "eval_pattern" in run.config.set_flags or pattern in (None, run.config.eval_pattern):
         return run

@@ -10,7 +10,7 @@ from tekoa.estimator.cli.run_config import FIELDS, RunConfig, UsageError
 from tekoa.estimator.model_file import experiment
 from tekoa.estimator.model_file.program import program_of
 from tekoa.estimator.replay.record import Start, read_record
-from tekoa.estimator.run import layout
+from tekoa.estimator.run import layout, run_files
 from tekoa.estimator.run import run as runs
 from tekoa.exchange import export, trained
 from tekoa.exchange.export import PROGRAMS, SUFFIXES, Format
@@ -82,7 +82,7 @@ def _find_start(path: pathlib.Path) -> Start | None:
     """Returns the record of the run to which a checkpoint belongs, or None if there is none."""
     # A best checkpoint is three levels below the directory of its run.
     for candidate in (path, *path.parents[:4]):
-        if runs.read_facts(candidate).get("flags"):
+        if run_files.read_facts(candidate).get("flags"):
             return read_record(candidate).starts[-1]
     return None
 

@@ -22,6 +22,7 @@ from tekoa.core import files, messages
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.report import events
 from tekoa.estimator.run import run as runs
+from tekoa.estimator.run import run_files
 from tekoa.estimator.run.evaluations import Evaluation, Evaluations
 from tekoa.extensions import run_record, tensorboard
 from tekoa.store import errors
@@ -116,7 +117,7 @@ class Watcher:
 
     def _follow_starts(self) -> list[int]:
         """Supersedes evaluations of steps that training has left; returns what is new of them."""
-        starts = run_record.starts_of(runs.read_facts(self._model_dir))
+        starts = run_record.starts_of(run_files.read_facts(self._model_dir))
         if starts == self._starts:
             return []
         self._starts = starts
@@ -268,7 +269,7 @@ class Watcher:
         n_steps = self._config.max_train_steps
         last = max((evaluation.step for evaluation in self._evaluations.current), default=-1)
         is_complete = n_steps is not None and last >= n_steps
-        return is_complete or runs.last_step(self._model_dir) is not None
+        return is_complete or run_files.last_step(self._model_dir) is not None
 
     def _evaluate_step(self, step: int) -> dict[str, float] | None:
         known = self._commits.get(step, ((), _UNREADABLE))[1]
@@ -341,7 +342,7 @@ class Watcher:
 
     def _report_removed(self, step: int, steps: list[int]) -> None:
         """Reports the steps before `step` that nobody will evaluate any more."""
-        every = runs.read_facts(self._model_dir).get("flags", {}).get("check_every_steps")
+        every = run_files.read_facts(self._model_dir).get("flags", {}).get("check_every_steps")
         tried = {e.step for e in self._evaluations.current} | {n for n, _ in self._failed}
         earlier = [n for n in tried if n < step]
         if every and earlier:

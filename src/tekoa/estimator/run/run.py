@@ -17,10 +17,7 @@ from tekoa.data import fingerprint, remote
 from tekoa.estimator.cli.flags import RunConfig, UsageError
 from tekoa.estimator.cli.overrides import apply_overrides
 from tekoa.estimator.model_file import experiment as modules
-from tekoa.estimator.run.run_files import END_FILE as END_FILE
-from tekoa.estimator.run.run_files import RUN_FILE as RUN_FILE
-from tekoa.estimator.run.run_files import last_step as last_step
-from tekoa.estimator.run.run_files import read_facts as read_facts
+from tekoa.estimator.run.run_files import RUN_FILE, read_facts
 from tekoa.exchange import weights_file
 from tekoa.extensions import run_record
 from tekoa.store.commit import durable, paths, together

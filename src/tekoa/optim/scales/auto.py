@@ -15,8 +15,7 @@ import optax
 from tekoa.core import rules, trees
 from tekoa.optim.amos import budget, transform
 from tekoa.optim.scales import find, trace
-from tekoa.optim.scales.table import ScaleRow as ScaleRow
-from tekoa.optim.scales.table import ScaleTable as ScaleTable
+from tekoa.optim.scales.table import ScaleTable
 
 
 def scales_of_function(fn: Callable[..., Any], params: trees.PyTree, *batch: Any) -> ScaleTable:
