@@ -42,7 +42,7 @@ def as_training(
 
     Args:
         task: The task, or a `Training`, which is returned as it is.
-        model: The model, of any library; None if the task has its own step.
+        model: The model, of any library, or a reader around one; None if the task has its own step.
         input_sample: Inputs for initialisation; those of the first batch by default.
         **options: As for `as_model_fns`.
     """
@@ -50,7 +50,7 @@ def as_training(
         return task, None
     if task.step is not None:
         return StepTraining(task), None
-    fns = model_fns_for(task, model, **options)
+    fns = model_fns_for(task, model.target if isinstance(model, StateReader) else model, **options)
     return ModelTraining(fns, task, input_sample), fns
 
 

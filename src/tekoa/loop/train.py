@@ -107,35 +107,27 @@ class TrainLoop:
         began = time.perf_counter()
         self.n_steps, self.n_steps_per_checkpoint = n_steps, n_steps_per_checkpoint
         self._stdout, self._is_stopped, self._resumed_from = stdout, False, ""
-        reader = model if isinstance(model, StateReader) else None
-        training, self._fns = initial_state.as_training(
-            task,
-            reader.target if reader else model,
-            input_sample,
-            collections=collections,
-            mutable=mutable_collections,
+        self._training, self._fns = initial_state.as_training(
+            task, model, input_sample, collections=collections, mutable=mutable_collections
         )
-        self._training: Training = training
-        self._feed = BatchFeed(training.data, training.split, self._report)
+        self._feed = BatchFeed(self._training.data, self._training.split, self._report)
         first_batch = self._feed.peek()
-        self._chooser = training if isinstance(training, ChoosesOptimizer) else None
+        self._chooser = self._training if isinstance(self._training, ChoosesOptimizer) else None
         if self._chooser:
             self._chooser.resolve_optimizer(first_batch, self.n_steps)
         self._place = placement.Placement(placement.choose_layout(layout, devices, optimizer_rules))
         options = Options(accumulate=accumulate, ema=ema, precision=precision, on_nan=on_nan)
         state, restored, load_seconds = initial_state.init_or_restore(
-            training,
+            self._training,
             jax.random.key(0) if rng is None else rng,
             batch=first_batch,
             place=self._place,
             options=options,
-            reader=reader,
+            reader=model if isinstance(model, StateReader) else None,
         )
         if restored is not None:
             self._resume(state, restored)
-        line = self._chooser.optimizer_line if self._chooser else ""
-        if line and (self.n_steps is None or int(state.step) < self.n_steps):
-            self._report(line)
+        self._report_optimizer(int(state.step))
         steps_per_dispatch = initial_state.resolve_steps_per_dispatch(
             steps_per_dispatch, restored, self._place
         )
@@ -145,7 +137,7 @@ class TrainLoop:
         self.stop_flag, self.options = stop_flag, options
         self._grads: KeepGrads = grads
         self._setup = {
-            **initial_state.setup_facts(training, state, first_batch),
+            **initial_state.setup_facts(self._training, state, first_batch),
             "load_seconds": load_seconds,
             "init_seconds": time.perf_counter() - began - load_seconds,
         }
@@ -158,6 +150,11 @@ class TrainLoop:
         if step := int(state.step):
             changes = self._place.changes(restored.facts)
             self._report(f"Resuming from step {step}.{changes}", is_important=True)
+
+    def _report_optimizer(self, step: int) -> None:
+        line = self._chooser.optimizer_line if self._chooser else ""
+        if line and (self.n_steps is None or step < self.n_steps):
+            self._report(line)
 
     def _make_runner(self, state: TrainState, **options: Any) -> runner.Runner:
         """Creates the runner; the options are those of `make_programs`."""
