@@ -111,11 +111,9 @@ def current_rates(opt_state: optax.OptState) -> dict[str, jax.Array]:
     >>> {group: float(rate) for group, rate in current_rates(state).items()}
     {'a': 0.0, 'b': 0.5}
     """
-    nodes, _ = jax.tree_util.tree_flatten_with_path(
-        opt_state, is_leaf=lambda node: _rate(node) is not None
-    )
     rates = {}
-    for path, node in nodes:
+    leaves = jax.tree.leaves_with_path(opt_state, is_leaf=lambda node: _rate(node) is not None)
+    for path, node in leaves:
         if (rate := _rate(node)) is not None:
             rates.setdefault(_group(path), rate)
     return rates
