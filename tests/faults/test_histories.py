@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shutil
-import threading
 import types
 import uuid
 
@@ -19,6 +18,7 @@ import optax
 import pytest
 
 from support import events
+from support.killed import Killed, kill_at
 from tekoa import store
 from tekoa.bridges.functions import model_fns
 from tekoa.core import step as steps
@@ -38,6 +38,13 @@ from tekoa.store.transfer.best import BestCopies
 
 FNS = model_fns({"w": jnp.zeros(())}, lambda params, x: x * params["w"])
 STATE = steps.init_state(FNS, optax.sgd(1.0), jax.random.key(0), inputs=(jnp.ones((1,)),))
+# The changes that an evaluator makes to its files.
+CHANGES = (
+    (durable, "replace"),
+    (copy, "copy_step"),
+    (watch.Evaluations, "append"),
+    (os, "rename"),
+)
 # What happens how often.
 WEIGHTS = {
     "train": 6,
@@ -48,10 +55,6 @@ WEIGHTS = {
     "set_the_clock": 1,
     "tear_the_points_of_the_evaluator": 2,
 }
-
-
-class Killed(BaseException):
-    """Ends an evaluator."""
 
 
 class Trainer:
@@ -176,7 +179,7 @@ class History:
         meanwhile = self.random.choices(
             [self.train, self.restart, self.damage_the_newest_steps], k=2
         )
-        kill_at = self.random.choice([None, self.random.randint(1, 16)])
+        n = self.random.choice([None, self.random.randint(1, 16)])
 
         def evaluate(path, stop_flag):
             value = score_of(path)
@@ -188,7 +191,7 @@ class History:
             return {"score": value}
 
         with pytest.MonkeyPatch.context() as patch:
-            kill_at_change(patch, kill_at)
+            kill_at(patch, n, CHANGES, is_change=lambda args: "eval" in str(args[:2]))
             (self.directory / "train_end.json").write_text('{"step": 0}')
             flags = ["--save_high=score", "--save_low=score", "--max_save=2"]
             _, config = parse(["--module_imp=mnist", f"--model_dir={self.directory}", *flags])
@@ -265,30 +268,6 @@ class History:
 
 def read_points(directory, tag):
     return events.read_points(directory).get(tag, []) if directory.exists() else []
-
-
-def kill_at_change(patch, n):
-    """Raises `Killed` at the n-th change that this thread makes to the evaluator's files."""
-    n_calls = 0
-
-    def wrap(module, name):
-        original = getattr(module, name)
-
-        def change(*args, **kwargs):
-            nonlocal n_calls
-            is_main = threading.current_thread() is threading.main_thread()
-            if is_main and "eval" in str(args[:2]):
-                n_calls += 1
-                if n_calls == n:
-                    raise Killed
-            return original(*args, **kwargs)
-
-        patch.setattr(module, name, change)
-
-    wrap(durable, "replace")
-    wrap(copy, "copy_step")
-    wrap(watch.Evaluations, "append")
-    wrap(os, "rename")
 
 
 def run_history(directory, seed, n_actions):

@@ -592,35 +592,32 @@ def test_the_loop_survives_interrupts(line):
     assert np.isfinite(loop.state.params["w"]).all()
 
 
+class SetAfter:
+    """A stop flag that is set once it was polled `n` times."""
+
+    def __init__(self, n):
+        self._n = n
+
+    def is_set(self):
+        self._n -= 1
+        return self._n < 0
+
+
 def test_a_run_stopped_between_checkpoints_resumes_exactly(line):
-    class Flag:
-        n = 0
-
-        def is_set(self):
-            self.n += 1
-            return self.n > 9
-
     complete = list(line.loop(steps_per_dispatch=4))[-1]
-    stopped = list(line.loop(steps_per_dispatch=4, stop_flag=Flag()))[-1]
+    stopped = list(line.loop(steps_per_dispatch=4, stop_flag=SetAfter(9)))[-1]
     assert stopped.step not in (4, 8, 12)
     resumed = list(line.loop(model=Reader(line.params, stopped)))[-1]
     assert_trees_equal(resumed.state, complete.state)
 
 
 def test_metrics_of_an_interrupted_segment_cover_all_of_its_steps(line):
-    class Flag:
-        step = 0
-
-        def is_set(self):
-            self.step += 1
-            return self.step > 3
-
     def loss(out, y):
         return jnp.mean((out - y) ** 2), {"error": jnp.mean(jnp.abs(out - y))}
 
     options = {"loss": loss, "n_steps_per_checkpoint": 12, "steps_per_dispatch": 1}
     (complete,) = line.loop(**options)
-    (stopped,) = line.loop(**options, stop_flag=Flag())
+    (stopped,) = line.loop(**options, stop_flag=SetAfter(3))
     assert 0 < stopped.step < 12
     (resumed,) = line.loop(**options, model=Reader(line.params, stopped))
     assert resumed.metrics["train"]["error"] == complete.metrics["train"]["error"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from support import events
+from support.killed import Killed
 from tekoa import store
 from tekoa.estimator.cli import main
 from tekoa.estimator.cli.flags import UsageError, parse
@@ -73,9 +74,6 @@ def test_best_checkpoint_is_a_complete_copy(copied):
 
 
 def test_watcher_killed_during_an_evaluation_repeats_that_step(copied):
-    class Killed(BaseException):
-        pass
-
     def evaluate(path, stop_flag):
         if path.endswith("_20") and not killed:
             killed.append(path)

@@ -3,16 +3,19 @@
 import json
 import math
 import os
-import threading
 
 import numpy as np
 import pytest
 
+from support.killed import Killed, kill_at
 from tekoa import store
 from tekoa.store import errors
 from tekoa.store.commit import durable, paths
 from tekoa.store.transfer import copy
 from tekoa.store.transfer.best import SCORES, BestCopies
+
+# The changes that the best copies make to their directory.
+CHANGES = ((durable, "replace"), (copy, "copy_step"), (durable, "exchange"), (os, "rename"))
 
 
 def save(directory, step, value):
@@ -63,34 +66,6 @@ def test_a_worse_commit_of_a_kept_step_changes_nothing(tmp_path):
     assert models(tmp_path / "best") == {10: 2.0}
 
 
-class Killed(BaseException):
-    pass
-
-
-def kill_at(monkeypatch, n):
-    """Ends the program at the n-th change of the directory."""
-    n_calls = 0
-
-    def wrap(module, name):
-        original = getattr(module, name)
-
-        def change(*args, **kwargs):
-            nonlocal n_calls
-            if threading.current_thread() is not threading.main_thread():
-                return original(*args, **kwargs)  # The renewal of the lease.
-            n_calls += 1
-            if n_calls == n:
-                raise Killed
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, change)
-
-    wrap(durable, "replace")
-    wrap(copy, "copy_step")
-    wrap(durable, "exchange")
-    wrap(os, "rename")
-
-
 @pytest.mark.parametrize(("second", "keep"), [((10, 5.0), 1), ((20, 5.0), 2), ((30, 5.0), 1)])
 def test_scores_belong_to_the_models_after_a_kill_at_any_change(tmp_path, second, keep):
     for n in range(1, 100):
@@ -100,7 +75,7 @@ def test_scores_belong_to_the_models_after_a_kill_at_any_change(tmp_path, second
         with pytest.MonkeyPatch.context() as patch:
             path = save(directory / "run", *second)
             best = BestCopies(directory / "best", mode="max", keep=keep)
-            kill_at(patch, n)
+            kill_at(patch, n, CHANGES)
             try:
                 best.offer(path, second[1])
             except Killed:
