@@ -15,6 +15,8 @@ import sys
 
 import pytest
 
+from support.processes import python
+
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # What depends on the machine: speeds, sizes, and the loss of a nearly perfect fit.
@@ -95,13 +97,6 @@ def test_the_output_shown_is_the_output_printed(page, tmp_path):
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page)], ids=lambda p: p.name)
 def test_the_output_shown_is_the_output_of_the_program(page, tmp_path):
     for program, shown in programs(page):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env={**os.environ, "XLA_FLAGS": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = python("-c", program, cwd=tmp_path, env={"XLA_FLAGS": ""}, timeout=600)
         assert done.returncode == 0, done.stderr
         assert_shown(shown.rstrip("\n").split("\n"), done.stdout, "the program")

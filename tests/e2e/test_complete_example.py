@@ -1,9 +1,6 @@
 """A program of the user's own, started twice."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,14 +13,9 @@ SCRIPT = pathlib.Path(__file__).with_name("complete_example.py")
 
 
 def run(directory, n_steps):
-    process = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), str(directory), str(n_steps)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, **processes.compile_cache(directory.parent / "programs")},
-    )
+    words = ("-W", "error", SCRIPT, directory, str(n_steps))
+    env = processes.compile_cache(directory.parent / "programs")
+    process = processes.python(*words, env=env, timeout=600)
     assert process.returncode == 0, process.stderr
     return process.stdout.splitlines()
 

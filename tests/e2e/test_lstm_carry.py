@@ -1,13 +1,11 @@
 """The LSTM's memory outlives a kill in the middle of a group of consecutive batches."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from support.processes import python
 from tekoa import load_checkpoint
 from tekoa.store.commit import paths
 from tekoa.testing import assert_trees_equal
@@ -30,12 +28,8 @@ FLAGS = [
 
 
 def train(directory, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "tekoa", "train", "lstm_lm", f"--model_dir={directory}", *FLAGS],
-        env={**os.environ, **environment},
-        check=False,
-        timeout=300,
-    ).returncode
+    words = ("-m", "tekoa", "train", "lstm_lm", f"--model_dir={directory}", *FLAGS)
+    return python(*words, env=environment, timeout=300).returncode
 
 
 @pytest.mark.slow

@@ -3,10 +3,7 @@
 The guide is not part of the project: without it beside the checkout there is nothing to run.
 """
 
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -47,14 +44,8 @@ def run(directory, n_steps):
     script = directory / "example.py"
     text = example().replace('"/tmp/', f'"{directory}/').replace("n_steps=8", f"n_steps={n_steps}")
     script.write_text(text.replace("MAX_LENGTH = 256", "MAX_LENGTH = 16"))
-    process = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-        env={**os.environ, **processes.compile_cache(directory.parent / "programs")},
-    )
+    env = processes.compile_cache(directory.parent / "programs")
+    process = processes.python("-W", "error", script, env=env, timeout=600)
     assert process.returncode == 0, process.stderr
     return process.stdout.splitlines()
 

@@ -10,11 +10,11 @@ import time
 
 import pytest
 
+from support.processes import LIMIT_SECONDS, python
 from tekoa.estimator.cli import main
 from tekoa.estimator.cli.exit_codes import ExitCode
 
 TINY = str(pathlib.Path(__file__).parent / "tiny_model.py")
-LIMIT_SECONDS = 120
 
 # Reported before JAX is imported, so each can run as a process.
 AT_ONCE = {
@@ -99,21 +99,10 @@ MISTAKES = {
 }
 
 
-def tekoa(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "tekoa", *arguments],
-        cwd=cwd,
-        timeout=LIMIT_SECONDS,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_mistake_in_the_arguments_is_one_message(name, tmp_path):
     arguments, words = AT_ONCE[name]
-    shown = tekoa(*arguments, cwd=tmp_path)
+    shown = python("-m", "tekoa", *arguments, cwd=tmp_path)
     assert shown.returncode == ExitCode.USAGE
     assert words in shown.stdout + shown.stderr
     assert "Traceback" not in shown.stderr
@@ -148,7 +137,7 @@ def test_predict_with_an_unsuitable_model_is_one_message(tmp_path, monkeypatch, 
 def test_process_reports_a_mistake_without_a_traceback(name, tmp_path):
     arguments, words = MISTAKES[name]
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
-    shown = tekoa(*arguments, cwd=tmp_path)
+    shown = python("-m", "tekoa", *arguments, cwd=tmp_path)
     assert shown.returncode == ExitCode.USAGE
     assert shown.stderr.startswith("tekoa: ")
     assert words in shown.stderr

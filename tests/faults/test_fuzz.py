@@ -4,13 +4,12 @@ import json
 import pathlib
 import random
 import shutil
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
 
+from support.processes import python
 from tekoa import store
 from tekoa.estimator.cli import main
 from tekoa.store import errors, t5x
@@ -164,12 +163,7 @@ def test_deep_nesting_is_refused(step, tmp_path):
 def test_the_fuzzer_reads_and_finds_nothing_at_once(tmp_path):
     program = pathlib.Path(__file__).parent / "fuzz"
     options = ["--seconds=2", f"--out={tmp_path}"]
-    fuzzer = subprocess.run(
-        [sys.executable, program, "npz", "manifest", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    fuzzer = python(program, "npz", "manifest", *options)
     lines = fuzzer.stdout.splitlines()
     assert len(lines) == 2, fuzzer.stderr
     for line in lines:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from support.processes import python
 from tekoa.hosts import signals
 
 
@@ -38,9 +39,7 @@ def test_a_second_signal_exits_immediately():
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('never')\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    result = python("-c", code)
     assert (result.returncode, result.stdout) == (128 + signal.SIGINT, "still here\n")
 
 

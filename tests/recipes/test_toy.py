@@ -1,11 +1,9 @@
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import optax
 import pytest
 
+from support.processes import python
 from tekoa.recipes import toy
 
 pytestmark = pytest.mark.slow
@@ -39,27 +37,18 @@ def test_curves_are_drawn(tmp_path):
 
 
 def test_a_mistyped_flag_is_one_message():
-    done = subprocess.run(
-        [sys.executable, "-m", "tekoa.recipes.ema", "--plt=x.png"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-m", "tekoa.recipes.ema", "--plt=x.png")
     assert done.returncode == 2
     assert "unrecognized arguments: --plt=x.png" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_recipes_run_as_commands(tmp_path, monkeypatch):
+def test_recipes_run_as_commands(tmp_path):
     """All recipes share `main`, and their own tests run the rest. This one needs more devices."""
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    command = [sys.executable, "-W", "error", "-m", "tekoa.recipes.sharded_slots"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
+    words = ("-W", "error", "-m", "tekoa.recipes.sharded_slots")
+    env = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    done = python(*words, cwd=tmp_path, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Linen: " in done.stdout
     assert "NNX: " in done.stdout

@@ -8,12 +8,12 @@ import importlib
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 
 from support import tf_in_numpy
+from support.processes import python
 from tekoa.estimator.cli import main
 
 SHARED = pathlib.Path(__file__).parents[4] / "shared"
@@ -164,13 +164,12 @@ def test_the_test_of_linear_regression_passes(tmp_path):
         "sys.modules.update(tf_in_numpy.modules(None))\n"
     )
     search = [tmp_path, pathlib.Path(__file__).parents[2], CHECKOUT, *filter(None, sys.path)]
-    process = subprocess.run(
-        [sys.executable, "-m", "tekoa.compat.jestimator", "linear_regression_test.py"],
+    process = python(
+        "-m",
+        "tekoa.compat.jestimator",
+        "linear_regression_test.py",
         cwd=MODELS / "linear_regression",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, search))},
-        capture_output=True,
-        text=True,
-        check=False,
+        env={"PYTHONPATH": os.pathsep.join(map(str, search))},
         timeout=300,
     )
     assert process.returncode == 0, process.stderr

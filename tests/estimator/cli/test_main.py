@@ -8,20 +8,10 @@ import time
 
 import pytest
 
-import tekoa as tekoa_lib
+import tekoa
+from support.processes import python
 from tekoa import store
 from tekoa.estimator.cli import flags, main
-
-
-def tekoa(*arguments, cwd=None, timeout=120):
-    return subprocess.run(
-        [sys.executable, "-m", "tekoa", *arguments],
-        cwd=cwd,
-        timeout=timeout,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -47,9 +37,7 @@ def test_help_and_usage_errors_need_no_jax(arguments, code, words):
         "import sys; from tekoa.estimator.cli import main; code = main.main(sys.argv[1:]);"
         "assert 'jax' not in sys.modules; sys.exit(code)"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", program, *arguments], check=False, text=True, capture_output=True
-    )
+    shown = python("-c", program, *arguments)
     assert shown.returncode == code, shown.stderr
     for word in words:
         assert word in (shown.stderr if code else shown.stdout)
@@ -80,7 +68,9 @@ def test_help_of_a_command_shows_only_its_flags(command, has, lacks, capsys):
 @pytest.mark.slow
 def test_second_trainer_is_refused(tmp_path):
     with store.Store(tmp_path):
-        shown = tekoa("train", "mnist", f"--model_dir={tmp_path}", "--max_train_steps=1")
+        shown = python(
+            "-m", "tekoa", "train", "mnist", f"--model_dir={tmp_path}", "--max_train_steps=1"
+        )
     assert shown.returncode == 73
     assert "Traceback" not in shown.stderr
 
@@ -96,7 +86,7 @@ def test_run_stopped_by_a_signal_resumes_to_the_same_bits(tmp_path):
         "--noprogress",
         "--steps_per_dispatch=1",
     ]
-    assert tekoa(*command, "--model_dir=whole", cwd=tmp_path).returncode == 0
+    assert python("-m", "tekoa", *command, "--model_dir=whole", cwd=tmp_path).returncode == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "tekoa", *command, "--model_dir=parts"], cwd=tmp_path
     )
@@ -106,7 +96,7 @@ def test_run_stopped_by_a_signal_resumes_to_the_same_bits(tmp_path):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(timeout=60) in (0, 75)
-    assert tekoa(*command, "--model_dir=parts", cwd=tmp_path).returncode == 0
+    assert python("-m", "tekoa", *command, "--model_dir=parts", cwd=tmp_path).returncode == 0
     code = (
         "import sys, numpy as np, tekoa; from tekoa.core import trees;"
         "a, b = (trees.flatten_named(tekoa.load_checkpoint(d, step=150)['model_params'])"
@@ -118,10 +108,9 @@ def test_run_stopped_by_a_signal_resumes_to_the_same_bits(tmp_path):
 
 def test_both_module_names_run_the_command():
     for module in ("tekoa", "tekoa.estimator"):
-        shown = subprocess.run(
-            [sys.executable, "-m", module, "--version"], check=True, text=True, capture_output=True
-        )
-        assert shown.stdout == f"tekoa {tekoa_lib.__version__}\n"
+        shown = python("-m", module, "--version")
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stdout == f"tekoa {tekoa.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -184,8 +173,7 @@ def test_control_characters_in_messages_are_quoted(tmp_path, capsys):
     (path / "checkpoint_2").write_text("")
     (path / "high_\x1b[1m").mkdir()
     (path / "high_\x1b[1m" / "score").write_text("0.5")
-    command = [sys.executable, "-m", "tekoa", "inspect", os.fsencode(path)]
-    shown = subprocess.run(command, text=True, capture_output=True, check=False)
+    shown = python("-m", "tekoa", "inspect", os.fsencode(path))
     assert shown.returncode == 65
     for output in (shown.stdout, shown.stderr):
         assert "\x1b" not in output

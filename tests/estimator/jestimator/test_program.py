@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import types
 
@@ -15,6 +14,7 @@ import pytest
 from flax import linen as nn
 
 import tekoa
+from support.processes import python
 from tekoa import data
 from tekoa.estimator import InferState
 from tekoa.estimator.cli import flags as flags_lib
@@ -42,14 +42,8 @@ FLAGS = (
 def command(*words, **environment):
     """Runs the command as a subprocess."""
     path = os.pathsep.join([str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    return subprocess.run(
-        [sys.executable, "-m", "tekoa", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, **environment},
-        check=False,
-    )
+    env = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path, **environment}
+    return python("-m", "tekoa", *words, env=env)
 
 
 def train(directory, *flags, model="long_model.py", **environment):
