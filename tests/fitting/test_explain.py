@@ -57,6 +57,8 @@ class TwoOutputs(linen.Module):
             "inputs float32[8,3,6,6] and targets int64[8]",
         ),
         ({"validation": (X[:, :2], Y)}, "inputs (2,) instead of (4,)"),
+        ({"callbacks": [3]}, "must be callable, got 3"),
+        ({"layout": "data"}, "must be a Layout, such as Layout(mesh), got 'data'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -64,6 +66,13 @@ def test_a_mistake_is_named(options, text):
     with pytest.raises((TypeError, ValueError, FlaxError)) as error:
         fit(**options)
     assert text in message(error)
+
+
+def test_callbacks_are_checked_before_training():
+    steps = []
+    with pytest.raises(TypeError, match="must be callable"):
+        fit(callbacks=[lambda checkpoint: steps.append(checkpoint) or checkpoint, "tensorboard"])
+    assert not steps
 
 
 def test_inputs_and_targets_must_be_a_pair():

@@ -123,7 +123,7 @@ def test_the_best_checkpoint_is_kept_and_loaded(tmp_path):
         validation=TEST,
         metrics={"mine": score},
         best=("mine", "max"),
-        callbacks=[plant],
+        callbacks=plant,
         epochs=4,
         directory=tmp_path / "run",
     )

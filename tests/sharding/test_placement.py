@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import tekoa
 from tekoa.loop import initial_state
@@ -23,6 +24,11 @@ def form(**params):
 def test_without_a_layout_a_batch_is_returned_unchanged():
     batch = (np.zeros((4, 2)), np.zeros(4))
     assert Placement(None).batch(batch) is batch
+
+
+def test_a_mesh_is_no_layout():
+    with pytest.raises(TypeError, match=r"must be a Layout, such as Layout\(mesh\), got .*Mesh"):
+        choose_layout(tekoa.make_mesh(devices=jax.devices()), None)  # pyright: ignore
 
 
 def test_rows_are_split_and_other_arrays_are_replicated():

@@ -61,7 +61,7 @@ def fit(
     # Files, logs and the screen.
     directory: str | os.PathLike[str] | None = None,
     steps_per_check: int | None = None,
-    callbacks: Sequence[serial.Stage] = (),
+    callbacks: serial.Stage | Sequence[serial.Stage] = (),
     track: str | Tracker | Sequence[str | Tracker] = (),
     log_norms: bool = False,
     show_progress: bool = True,
@@ -124,7 +124,7 @@ def fit(
         directory: Where checkpoints, metrics and TensorBoard files are written: a path, or a URL
             in an object store. Called again with the same directory, `fit` resumes.
         steps_per_check: Steps between checkpoints; by default an epoch, or a twentieth of `steps`.
-        callbacks: Functions that receive every checkpoint and return it.
+        callbacks: Functions, or one, that receive every checkpoint and return it.
         track: Where metrics are sent besides: "wandb", "mlflow", "csv", a `Tracker`, or several.
         log_norms: Whether to log the norms of every parameter, its gradient and its update.
         show_progress: Whether to show a progress bar and one line per validation.
@@ -156,6 +156,7 @@ def fit(
     >>> result.predict(np.float32([[0.5]])).round(2)
     array([[1.5]], dtype=float32)
     """
+    callback = serial.serial(*([callbacks] if callable(callbacks) else callbacks))
     train, sets = as_datasets(data, validation, inputs=inputs, targets=targets, seed=seed)
     batches, n_steps, every = _plan(
         train, steps, epochs, batch_size, seed, shuffle, steps_per_check
@@ -204,7 +205,7 @@ def fit(
             stdout=show_progress,
         )
         with explain.training_errors(loop, checks.loss, train, sets):
-            history = run.train(loop, checks, callbacks)
+            history = run.train(loop, checks, callback)
     return FitResult(
         loop=loop,
         original=model,

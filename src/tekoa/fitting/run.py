@@ -57,7 +57,7 @@ class Run:
             return model
         return checkpoint_files.CheckpointFileReader(self.directory, model)
 
-    def train(self, loop: TrainLoop, checks: Checks, callbacks: Sequence[serial.Stage]) -> History:
+    def train(self, loop: TrainLoop, checks: Checks, callback: serial.Stage) -> History:
         """Trains to the end or to a stop; at every checkpoint, each stage receives it in turn."""
         if self.show_progress:
             explain.print_notes(loop, checks.metrics.keys() - {"loss"}, checks.sets)
@@ -69,7 +69,7 @@ class Run:
                 *checks.validations(loop, watch),
                 watch,
                 *self._bar(loop, stack),
-                *callbacks,
+                callback,
                 *logs,
                 *checks.best_writers(loop, self.directory, self.show_progress, stack),
                 *checks.when_due(loop, stoppings),

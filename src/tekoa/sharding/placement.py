@@ -40,8 +40,11 @@ def choose_layout(
         optimizer_rules: Rules that replace those of the layout.
 
     Raises:
+        TypeError: If `layout` is something else, such as a mesh.
         ValueError: If the arguments contradict each other.
     """
+    if not isinstance(layout, Layout | None):
+        raise TypeError(f"layout must be a Layout, such as Layout(mesh), got {layout!r}.")
     if layout is not None and devices is not None:
         raise ValueError("Pass layout= or devices=, not both: a layout has its own devices.")
     if devices is not None:

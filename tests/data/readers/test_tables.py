@@ -63,7 +63,12 @@ def test_another_separator_is_named(tmp_path, row):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"x,y\n", "but no rows"), (b"x\n1\n\xff\n", "row 3.*not UTF-8")],
+    [
+        (b"", "is empty"),
+        (b"x,y\n", "but no rows"),
+        (b"x\n1\n\xff\n", "row 3.*not UTF-8"),
+        (b"1,2,1\n3,4,5\n", "'1'.*first row of a CSV file has the names"),
+    ],
 )
 def test_csv_without_valid_data_raises(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content)

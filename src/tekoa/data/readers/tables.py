@@ -87,7 +87,10 @@ def read_parquet(path: str) -> ArrayReader:
 def _check_names(names: list[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise ValueError(f"several columns have the same name: {repeated}")
+        raise ValueError(
+            f"several columns have the same name: {repeated}. The first row of a CSV file has the "
+            "names of the columns"
+        )
 
 
 def _table_reader(table: Any, path: str, *, first_row: int) -> ArrayReader:
