@@ -4,8 +4,11 @@ import ast
 import collections
 import importlib
 import importlib.util
+import json
 import pathlib
 import re
+import textwrap
+import types
 
 import pytest
 
@@ -96,6 +99,48 @@ def test_the_reference_is_complete():
             if f"{door}.{name}" not in entries and not re.search(rf"`[^`]*\b{name}\b", reference):
                 wrong.append(f"{door}.{name} is missing")
     assert not wrong
+
+
+def test_every_public_name_has_an_example_that_runs():
+    """A doctest of its own, or a block of Python on a page or in a notebook that uses it."""
+    used = {name for code in python_code() for name in names_in(ast.parse(code))}
+    missing = []
+    for name, _ in public_names():
+        door, _, last = name.rpartition(".")
+        value = getattr(importlib.import_module(door), last)
+        if not isinstance(value, types.ModuleType) and last not in used and not has_doctest(value):
+            missing.append(name)
+    assert not missing
+
+
+def python_code():
+    """The Python blocks of all pages, and the cells of all notebooks."""
+    for page in PAGES:
+        blocks = re.findall(
+            r"^( *)```python\b[^\n]*\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE
+        )
+        yield from (textwrap.dedent(code) for _, code in blocks)
+    for page in (DOCS / "notebooks").glob("*.ipynb"):
+        cells = json.loads(page.read_text())["cells"]
+        yield from ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def names_in(tree):
+    """Names that code imports from Tekoa, and the attributes that it uses."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tekoa"):
+            yield from (alias.name for alias in node.names)
+
+
+def has_doctest(value):
+    """Whether a function, or a class or one of its methods, has a doctest."""
+    documented = [value] if isinstance(value, types.FunctionType | type) else []
+    if isinstance(value, type):
+        kinds = types.FunctionType | property | classmethod | staticmethod
+        documented += [member for member in vars(value).values() if isinstance(member, kinds)]
+    return any(">>> " in (item.__doc__ or "") for item in documented)
 
 
 def test_architecture_names_real_files():

@@ -13,7 +13,14 @@ from typing import Any
 
 
 class HostsError(RuntimeError):
-    """Processes cannot form a group, such as for a wrong index or a port in use."""
+    """Processes cannot form a group, such as for a wrong index or a port in use.
+
+    >>> from tekoa import hosts
+    >>> group = hosts.join('localhost:7890', 2, 5)
+    Traceback (most recent call last):
+    ...
+    tekoa.hosts.connect.HostsError: ... got 2 processes and index 5.
+    """
 
     exit_code = 2
 

@@ -71,6 +71,10 @@ class Checkpoint:
         average: Moving average of the parameters, or None.
         carry: The state that a recurrent model passes to the next batch, or None.
         rng: The root key of all steps.
+
+    >>> checkpoint = Checkpoint(model_params={'w': 0.5}, step=10, loss=0.25)
+    >>> checkpoint, checkpoint.model_params
+    (<Checkpoint step 10, loss 0.25>, {'w': 0.5})
     """
 
     state: TrainState

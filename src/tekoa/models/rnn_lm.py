@@ -19,6 +19,12 @@ class RNNLM(nn.Module):
         n_layers: Number of LSTM layers.
         dropout_rate: Dropout of the embedding and of each layer's output.
         deterministic: Whether to disable dropout. Set it to False for training.
+
+    >>> model = RNNLM(vocab_size=50, d_model=8)
+    >>> tokens = jnp.zeros((2, 5), jnp.int32)
+    >>> variables = model.init(jax.random.key(0), tokens)
+    >>> model.apply(variables, tokens).shape
+    (2, 5, 50)
     """
 
     vocab_size: int

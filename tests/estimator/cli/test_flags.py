@@ -56,6 +56,13 @@ def test_usage_errors_name_the_flag_and_the_value(arguments, words):
         assert word in str(error.value)
 
 
+def test_flags_of_other_tools_are_translated():
+    for name, flag in flags._ELSEWHERE.items():
+        with pytest.raises(flags.UsageError, match=f"Did you mean '--{flag}'"):
+            flags.parse([f"--{name}=1"])
+        assert flag.removeprefix("no") in flags.FLAG_NAMES
+
+
 def test_help_lists_every_flag():
     text = flags.help_text()
     for name in flags.FLAG_NAMES:

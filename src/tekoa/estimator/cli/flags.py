@@ -27,6 +27,21 @@ _PATHS = {
 }
 # These may be in an object store.
 _URLS = ("again", "checkpoint_path", "model_dir")
+# Flags of other tools, and what they are called here.
+_ELSEWHERE = {
+    **dict.fromkeys(("steps", "maxsteps", "numsteps", "nsteps", "trainsteps"), "max_train_steps"),
+    **dict.fromkeys(("epochs", "maxepochs", "numepochs", "numtrainepochs"), "train_epochs"),
+    **dict.fromkeys(("batchsize", "perdevicetrainbatchsize"), "train_batch_size"),
+    **dict.fromkeys(("outputdir", "logdir", "workdir", "directory"), "model_dir"),
+    **dict.fromkeys(("data", "dataset", "datadir", "trainfile"), "train_pattern"),
+    **dict.fromkeys(("quiet", "silent"), "noprogress"),
+    **dict.fromkeys(("gradientclipval", "maxgradnorm"), "clip_norm"),
+    **dict.fromkeys(("gradientaccumulationsteps", "accumulategradbatches"), "accumulate"),
+    "lr": "learning_rate",
+    "seed": "random_seed",
+    "bf16": "precision",
+    "fp16": "precision",
+}
 _MODEL_COMMANDS = ("train", "eval", "eval_wait", "predict", "scales", "plan")
 _PREFIX = "module_config."
 
@@ -188,9 +203,8 @@ def _explain(error: "flags.Error") -> str:
     from absl import flags
 
     if isinstance(error, flags.UnrecognizedFlagError):
-        hint = did_you_mean(
-            error.flagname, (*FLAG_NAMES, *config_files.FILE_FLAGS), n=3, prefix="--"
-        )
+        names = (*FLAG_NAMES, *config_files.FILE_FLAGS)
+        hint = did_you_mean(error.flagname, names, n=3, prefix="--", elsewhere=_ELSEWHERE)
         return f"Unknown flag --{error.flagname}.{hint} Run `tekoa --help` for a list of flags."
     illegal = re.match(r"flag --(\w+)=(.*?): ", str(error), re.DOTALL)
     if illegal is None:

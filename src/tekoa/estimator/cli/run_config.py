@@ -6,7 +6,15 @@ from typing import Any, Literal
 
 
 class UsageError(Exception):
-    """A mistake in how the command is used, reported without a traceback."""
+    """A mistake in how the command is used, reported without a traceback.
+
+    A model file may raise it, too.
+
+    >>> raise UsageError('--module_config.width must be even, got 3.')
+    Traceback (most recent call last):
+    ...
+    tekoa.estimator.cli.run_config.UsageError: --module_config.width must be even, got 3.
+    """
 
     exit_code = 2
 
