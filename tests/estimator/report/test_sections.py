@@ -74,6 +74,8 @@ def test_parameters_are_compared_with_their_eta():
     plain = sections.parameters(facts(curves))
     assert "eta" not in plain
     assert "0.2" in plain
+    # A run of `fit` does not log them.
+    assert sections.parameters(facts({"train": {"train/loss": line(0.1, 0.2)}})) == ""
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
@@ -129,6 +131,6 @@ def test_settings_are_flattened_and_default_flags_omitted():
         assert words not in page
 
 
-@pytest.mark.parametrize("section", ["curves", "parameters", "checkpoints", "timings", "settings"])
+@pytest.mark.parametrize("section", ["curves", "checkpoints", "timings", "settings"])
 def test_section_of_an_empty_run_says_so(section):
     assert 'class="empty"' in getattr(sections, section)(facts())

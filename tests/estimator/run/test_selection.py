@@ -53,7 +53,7 @@ def test_training_stops_early_and_stays_stopped(tmp_path, capsys):
     assert f"Early stopping at step {stopped_at}" in capsys.readouterr().out
     assert train(tmp_path, *flags) == 0
     assert paths.list_steps(tmp_path)[-1] == stopped_at
-    assert "Nothing to do" in capsys.readouterr().out
+    assert f"Nothing to do: training stopped at step {stopped_at}." in capsys.readouterr().out
 
 
 def test_training_stops_at_a_value_and_stays_stopped(tmp_path, capsys):

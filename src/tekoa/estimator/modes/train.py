@@ -325,7 +325,9 @@ def _print_result(run: runs.Run, progress: Progress) -> None:
     """Prints the final metrics and the directory of the run."""
     loop, last, validation = progress.loop, progress.last, progress.validation
     if last is None:
-        print(f"Nothing to do: all {loop.step} steps are complete.")
+        is_stopped = loop.n_steps is None or loop.step < loop.n_steps
+        how = f"training stopped at step {loop.step}" if is_stopped else None
+        print(f"Nothing to do: {how or f'all {loop.step} steps are complete'}.")
     if validation is not None:
         summary = last if isinstance(last, Summary) else validation(loop.checkpoint())
         metrics = summary.metrics.get("train", {}).items()

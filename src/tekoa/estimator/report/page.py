@@ -152,12 +152,6 @@ def render(facts: RunFacts, *, is_live: bool = False, diagnosis: str = "") -> st
         "checkpoint.</p>",
         sections.curves(facts),
         f"<h2>Texts</h2><p></p>{sections.texts(facts)}" if facts.texts else "",
-        "<h2>Parameter scales</h2><p>Root mean square of the entries.",
-        " The dashed line is eta, the scale found from the model. The bar shows RMS / eta, "
-        "from a tenth to ten times."
-        if facts.record.get("scales")
-        else "",
-        "</p>",
         sections.parameters(facts),
         f"<h2>Size of the steps</h2><p>By <code>tekoa scales --check</code>.</p>"
         f"<pre>{html.escape(facts.check)}</pre>"

@@ -131,7 +131,7 @@ def texts(facts: RunFacts) -> str:
 
 
 def parameters(facts: RunFacts) -> str:
-    """Returns a table of each parameter's RMS, compared with its scale."""
+    """Returns the section with each parameter's RMS, compared with its scale; empty if unknown."""
     scales = facts.record.get("scales") or {}
     rows = []
     for tag, points in sorted(facts.curves.get(TRAIN, {}).items()):
@@ -149,9 +149,16 @@ def parameters(facts: RunFacts) -> str:
             cells.append(f'<td class="n">{text}</td>{_gauge(last, eta)}')
         rows.append("".join(cells))
     if not rows:
-        return '<p class="empty">No parameter scales yet.</p>'
+        return ""
+    title = "<h2>Parameter scales</h2><p>Root mean square of the entries."
     heads = ["parameter", "shape", "over the run", "#RMS"]
-    return _table([*heads, "#eta", "RMS / eta", "#"] if scales else heads, rows)
+    if scales:
+        title += (
+            " The dashed line is eta, the scale found from the model. The bar shows RMS / eta, "
+            "from a tenth to ten times."
+        )
+        heads += ["#eta", "RMS / eta", "#"]
+    return f"{title}</p>{_table(heads, rows)}"
 
 
 def _gauge(value: float, eta: float | None) -> str:
