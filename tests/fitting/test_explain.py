@@ -42,6 +42,8 @@ class TwoOutputs(linen.Module):
         ({"loss": None}, "pass loss="),
         ({"metrics": ["acc"], "validation": 0.5}, "Did you mean 'accuracy'?"),
         ({"data": (X, Y.astype(np.float32))}, "Use y.astype(int) for class numbers"),
+        ({"data": X}, "the data has no targets. Pass both, as (x, y)"),
+        ({"validation": X}, "the data has no targets. Pass both, as (x, y)"),
         ({"data": (X.tolist(), Y.tolist())}, "np.asarray(x)"),
         ({"data": (X, Y[:9])}, "'inputs': 24, 'targets': 9"),
         ({"batch_size": 8.0}, "batch_size must be a whole number, or"),

@@ -38,6 +38,11 @@ def of_two_arrays(function: Loss) -> Loss:
 
     @functools.wraps(function)
     def call(*arrays: Any, **options: float) -> Any:
+        if len(arrays) == 1 and hasattr(arrays[0], "dtype"):
+            raise TypeError(
+                f"{function.__name__!r} compares outputs with targets, but the data has no "
+                "targets. Pass both, as (x, y), or name the targets: targets=."
+            )
         if len(arrays) != 2 or not all(hasattr(array, "dtype") for array in arrays):
             shapes = ", ".join(str(batches.shapes_to_json(array)) for array in arrays)
             raise TypeError(
