@@ -133,6 +133,28 @@ def test_closing_a_broken_sink_ends_and_says_what_is_missing(sink, caplog):
         box.put([3])
 
 
+def test_closing_does_not_wait_for_a_sink_that_does_not_close(sink, caplog, tmp_path):
+    may_close = threading.Event()
+    sink.close = lambda: may_close.wait(TIMEOUT)
+    box = Outbox(sink, name="service", held_for=tmp_path)
+    box.put([1])
+    box.close(grace_seconds=0.05)
+    assert sink.records == [1]
+    assert "service: not everything was sent. The next start" in caplog.text
+    may_close.set()
+
+
+def test_a_sink_that_cannot_be_closed_is_one_warning(sink, caplog):
+    def close():
+        raise OSError("broken")
+
+    sink.close = close
+    box = Outbox(sink, name="sink")
+    box.put([1])
+    box.close()
+    assert [record.message for record in caplog.records] == ["sink: OSError: broken"]
+
+
 def test_records_that_follow_soon_are_written_by_the_same_thread(sink, monkeypatch):
     monkeypatch.setattr(outbox, "IDLE_SECONDS", TIMEOUT)
     box = Outbox(sink, name="sink")

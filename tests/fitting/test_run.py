@@ -48,6 +48,13 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path, capsys):
     assert all(by_step[row["step"]] == row for row in expected)
 
 
+def test_a_complete_run_sends_what_its_tracker_lacks(tmp_path):
+    fit(directory=tmp_path)
+    result = fit(directory=tmp_path, track="csv")
+    n_lines = len((tmp_path / "metrics.csv").read_text().splitlines())
+    assert n_lines == 1 + len(result.history.rows)
+
+
 class Signalling(list):
     """Batches, of which reading the n-th sends SIGTERM."""
 

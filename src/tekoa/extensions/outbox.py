@@ -89,6 +89,7 @@ class Outbox:
         self._n_put = self._n_to_sync = self._n_safe = 0
         self._n_written = self._n_lost = self._n_released = 0
         self._is_failing = self._is_losing = self._is_closing = self._is_closed = False
+        self._is_sink_closed = False
         _outboxes.add(self)
         _register_once(_close_all)
 
@@ -135,22 +136,25 @@ class Outbox:
                 self._work()
 
     def close(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Writes what is pending, with one last attempt if the sink is failing, and closes it."""
+        """Writes what is pending, with one last attempt if the sink is failing, and closes it.
+
+        The thread closes the sink too, which may take longer than the caller waits.
+        """
         with self._changed:
             if self._is_closed:
                 return
             self._is_closed = self._is_closing = True
             self._n_to_sync = self._n_released = self._n_put
             self._work()
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._thread is None, grace_seconds)
             n_lost = self._n_lost + self._n_put - self._n_safe
-            is_stuck = self._thread is not None
         _outboxes.discard(self)
-        if n_lost:
+        if self._held_for is None and n_lost:
             _log.warning("%s: %d records could not be written.", self._name, n_lost)
-        if not is_stuck:
-            self._sink.close()
+        elif self._held_for is not None and (n_lost or not self._is_sink_closed):
+            _log.warning(
+                "%s: not everything was sent. The next start of the run sends the rest.", self._name
+            )
 
     def _wait_for(self, n: int, timeout_seconds: float) -> bool:
         with self._changed:
@@ -167,7 +171,7 @@ class Outbox:
 
     def _work(self) -> None:
         """Wakes or starts the thread if there is work for it."""
-        if not self._has_work():
+        if not (self._has_work() or self._is_closing):
             return
         if self._thread is not None:
             self._changed.notify_all()
@@ -178,6 +182,8 @@ class Outbox:
         except RuntimeError:  # At the end of the program Python starts no threads.
             self._thread = None
             self._attempt()
+            if self._is_closing:
+                self._close_sink()
 
     def _has_work(self) -> bool:
         return self._n_released > self._n_written or self._n_to_sync > self._n_safe
@@ -195,11 +201,25 @@ class Outbox:
                     )
                     if self._has_work():
                         continue
-                if is_done or is_last:
+                if self._is_closing and (is_done or is_last):
+                    break
+                if is_done:
                     self._thread = None
                     self._changed.notify_all()
                     return
                 self._changed.wait_for(lambda: self._is_closing, RETRY_SECONDS)
+        self._close_sink()
+        with self._changed:
+            self._thread = None
+            self._changed.notify_all()
+
+    def _close_sink(self) -> None:
+        try:
+            self._sink.close()
+            self._is_sink_closed = True
+        except Exception as error:
+            if not self._is_failing:
+                _log.warning("%s: %s: %s", self._name, type(error).__name__, error)
 
     def _attempt(self) -> bool:
         """Writes and syncs what is pending; returns whether that succeeded."""

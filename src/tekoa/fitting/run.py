@@ -42,7 +42,7 @@ class Run:
     settings: Mapping[str, Any]
     show_progress: bool
     stop_flag: signals.StopFlag
-    trackers: Sequence[serial.Stage]
+    trackers: Sequence[Tracker]
     writers: Sequence[serial.Stage]
     step: int = 0
     is_complete: bool = False
@@ -127,6 +127,8 @@ class Run:
             why = "; ".join(reasons) or f"all {loop.step} steps are complete"
             if self.show_progress:
                 print(f"Nothing to do: {why}.")
+            for tracker in self.trackers:
+                tracker.send_missing(loop.step)
             return
         if self.directory is not None and self.show_progress and loop.step:
             lines = settings_lib.changes(self.directory, self.settings, loop.facts)

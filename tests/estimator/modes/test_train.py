@@ -214,6 +214,15 @@ def test_metrics_are_lines_of_json_and_each_step_is_there_once(tmp_path, capsys)
     assert "is not a JSON object with a 'step'" in capsys.readouterr().err
 
 
+def test_a_complete_run_sends_what_its_tracker_lacks(tmp_path, capsys):
+    command = ["train", TINY, f"--model_dir={tmp_path}", *CHECKED]
+    assert main.main(command) == 0
+    assert main.main([*command, "--track=csv"]) == 0
+    assert "Nothing to do" in capsys.readouterr().out
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step", "0", "3", "6", "9"]
+
+
 def test_training_in_float16_logs_its_scale_and_resumes_exactly(tmp_path):
     flags = ["--train_pattern=a", "--check_every_steps=3", "--precision=fp16", "--accumulate=2"]
     for directory, ends in (("whole", [9]), ("parts", [6, 9])):

@@ -8,6 +8,7 @@ import pytest
 
 from extensions.trackers.kills import killed_run
 from tekoa import _extras
+from tekoa.extensions.trackers import mlflow_service
 from tekoa.extensions.trackers.tracker import Tracker
 from tekoa.loop.media import Image, Text
 
@@ -42,6 +43,28 @@ def test_each_point_is_there_once_after_kills(tmp_path, client):
         points = sorted((metric.step, metric.value) for metric in history)
         assert points == [(row["step"], row[name]) for row in rows if name in row]
     assert found.data.params["flags.max_train_steps"] == "40"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_points_that_follow_soon_are_one_request(tmp_path, summary, client, monkeypatch):
+    monkeypatch.setattr(mlflow_service, "_SECONDS_BETWEEN_REQUESTS", 1e9)
+    tracker, sizes = Tracker("mlflow", tmp_path / "run", tracking_uri=client.uri), []
+    service = tracker._service._client
+    log_batch = service.log_batch
+
+    def counted(run_id, metrics=(), params=()):
+        sizes.append(len({metric.step for metric in metrics}))
+        log_batch(run_id, metrics=metrics, params=params)
+
+    monkeypatch.setattr(service, "log_batch", counted)
+    for step in range(1, 6):
+        tracker(summary(step, train={"loss": step / 8}))
+    tracker.close()
+    assert sizes == [0, 1, 4]
+    run_id = json.loads((tmp_path / "run" / "tracker_mlflow.json").read_text())["id"]
+    history = client.get_metric_history(run_id, "train/loss")
+    assert [(point.step, point.value) for point in history] == [(i, i / 8) for i in range(1, 6)]
 
 
 @pytest.mark.slow

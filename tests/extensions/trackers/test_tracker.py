@@ -114,6 +114,37 @@ def test_a_failing_service_is_one_warning_and_later_gets_all_points(
     assert service.runs == {"run 0": [1, 2, 3, 4]}
 
 
+def test_a_run_that_is_complete_sends_what_the_service_lacks(tmp_path, summary):
+    service = Memory()
+    service.error = ConnectionError("no network")
+    train(tmp_path, service, map(summary, [1, 2, 3]))
+    service.error = None
+    for _ in range(2):
+        tracker = Tracker(service, tmp_path)
+        tracker.send_missing(3)
+        tracker.close()
+        assert service.runs == {"run 0": [1, 2, 3]}
+        service.open = None  # All was sent: the run is not opened again.
+
+
+def test_a_service_that_cannot_be_closed_is_asked_again(tmp_path, summary, caplog):
+    class Ending(Memory):
+        ends = 0
+
+        def close(self):
+            self.ends += 1
+            if self.ends == 1:
+                raise ConnectionError("no network")
+
+    service = Ending()
+    train(tmp_path, service, map(summary, [1, 2]))
+    assert "The next start of the run sends the rest" in caplog.text
+    tracker = Tracker(service, tmp_path)
+    tracker.send_missing(2)
+    tracker.close()
+    assert (service.runs, service.ends) == ({"run 0": [1, 2]}, 2)
+
+
 def test_saves_do_not_wait_for_a_slow_service(tmp_path, summary):
     service = Memory()
     service.may_log.clear()
@@ -164,8 +195,9 @@ def test_a_program_that_is_killed_while_a_run_is_created_opens_the_same_one(tmp_
     assert service.runs == {"claimed": [1]}
 
 
-def test_a_damaged_id_is_reported_and_replaced(tmp_path, summary, caplog):
-    (tmp_path / "tracker_Memory.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", "[]", '{"id": "x", "sent": "y"}'])
+def test_a_damaged_id_is_reported_and_replaced(tmp_path, summary, caplog, content):
+    (tmp_path / "tracker_Memory.json").write_text(content)
     service = Memory()
     train(tmp_path, service, map(summary, [1]))
     train(tmp_path, service, map(summary, [2]))

@@ -126,6 +126,9 @@ def training(
             for last in _checked(run, progress, stages, keeper, watch, stack):
                 progress = dataclasses.replace(progress, last=last)
                 yield progress
+            if progress.last is None and not stop_flag.is_set():
+                for tracker in trackers:
+                    tracker.send_missing(loop.step)
         if not stop_flag.is_set():
             runs.end_training(run, loop.step)
         yield progress

@@ -3,6 +3,8 @@
 import collections
 import json
 import logging
+import math
+import os
 import pathlib
 import re
 import tempfile
@@ -18,6 +20,8 @@ from tekoa.loop.media import Histogram, Media, Text, png
 # MLflow's own limits.
 _MAX_METRICS, _MAX_PARAMS, _MAX_CHARACTERS = 1000, 100, 500
 _NOT_ALLOWED = re.compile(r"[^\w\-./ :]")
+# A request of one point takes as long as one of five, and holds up training as much.
+_SECONDS_BETWEEN_REQUESTS = 5.0
 
 
 class MLflowService:
@@ -29,17 +33,24 @@ class MLflowService:
     """
 
     def __init__(self, tracking_uri: str | None = None):
-        mlflow = _extras.require("mlflow", extra="mlflow", what="--track=mlflow")
-        self._entities = _extras.require("mlflow.entities", extra="mlflow", what="--track=mlflow")
+        mlflow = _extras.require("mlflow", extra="mlflow", what="The tracker 'mlflow'")
+        self._entities = _extras.require(
+            "mlflow.entities", extra="mlflow", what="The tracker 'mlflow'"
+        )
         # Lines about new tables would tear the progress bar.
         messages.quiet_log("mlflow.store.db", logging.WARNING)
+        # And those about the run's address are on standard output, which may have to be JSON.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._client: Any = mlflow.MlflowClient(tracking_uri)
         self._id = ""
         self._last: dict[str, int] = collections.defaultdict(lambda: -1)
+        self._pending: dict[int, list[Any]] = {}
+        self._sent_at = -math.inf
 
     def open(self, run_id: str | None, facts: RunFacts) -> tuple[str, int]:
         """Opens the MLflow run of an id, or a new one."""
         self._last.clear()
+        self._pending.clear()
         if run_id is None:
             self._id = self._create(facts)
             facts.claim(self._id)
@@ -77,21 +88,32 @@ class MLflowService:
         self._client.log_text(self._id, json.dumps(config, indent=1), "config.json")
 
     def log(self, row: Mapping[str, Any], media: Mapping[str, Media]) -> None:
-        """Logs the points of one step; those that a killed program has logged are left out."""
+        """Logs the points of one step; several that follow soon are one request."""
         step, now = row["step"], int(time.time() * 1000)
         values = numbers(row)
         values["seconds"] = values.pop("seconds", 0.0)
-        metrics = [
-            self._entities.Metric(_name(name), value, now, step)
-            for name, value in values.items()
-            if step > self._last[_name(name)]
+        self._pending[step] = [
+            self._entities.Metric(_name(name), value, now, step) for name, value in values.items()
         ]
         for name, value in media.items():
             self._log_media(f"{_name(name)}/{step:08d}", value)
+        if time.monotonic() - self._sent_at >= _SECONDS_BETWEEN_REQUESTS:
+            self._send()
+
+    def _send(self) -> None:
+        """Sends what is pending, but for the points that a killed program has sent."""
+        metrics = [
+            metric
+            for metrics in self._pending.values()
+            for metric in metrics
+            if metric.step > self._last[metric.key]
+        ]
         for i in range(0, len(metrics), _MAX_METRICS):
             batch = metrics[i : i + _MAX_METRICS]
             self._client.log_batch(self._id, metrics=batch)
-            self._last |= {metric.key: step for metric in batch}
+            self._last |= {metric.key: metric.step for metric in batch}
+        self._pending.clear()
+        self._sent_at = time.monotonic()
 
     def _log_media(self, path: str, media: Media) -> None:
         """Stores texts and images as artifacts; MLflow has no histograms."""
@@ -105,8 +127,9 @@ class MLflowService:
                 self._client.log_artifact(self._id, str(file), folder)
 
     def close(self) -> None:
-        """Ends the MLflow run."""
+        """Sends the last points and ends the MLflow run."""
         if self._id:
+            self._send()
             self._client.set_terminated(self._id)
             self._id = ""
 

@@ -96,6 +96,20 @@ class Tracker:
         config = services.config_of(directory, self._config)
         return RunFacts(name=name, project=self._project, config=config, directory=directory)
 
+    def send_missing(self, step: int) -> None:
+        """Sends the points up to a step that earlier starts could not send.
+
+        For a run that has nothing to do: one that continues sends them with its next checkpoint.
+        """
+        if not self._is_writer or self._directory is None or self._outbox is not None:
+            return
+        rows = json_lines.read_rows(self._directory / metrics_file.FILE_NAME)
+        last = max((row["step"] for row in rows if row["step"] <= step), default=-1)
+        if last > _read_record(_record_path(self._directory, self._name)).get("sent", -1):
+            self._outbox = self._open(last)
+            # The sink sends the earlier points before a first one, which here is not new.
+            self._outbox.put([Points({"step": last})])
+
     def close(self) -> None:
         """Sends the remaining points and ends the service's run."""
         if self._outbox is not None:
@@ -144,9 +158,9 @@ class _ServiceSink:
         step: int,
     ):
         self._service, self._directory, self._facts, self._step = service, directory, facts, step
-        self._id_path = None if directory is None else directory / f"tracker_{name}.json"
+        self._path = None if directory is None else _record_path(directory, name)
         self._is_open = False
-        self._last = -1
+        self._id, self._last = "", -1
 
     def write(self, records: Sequence[Points]) -> None:
         if not self._is_open:
@@ -156,9 +170,9 @@ class _ServiceSink:
             self._log(points)
 
     def _open(self) -> None:
-        facts = dataclasses.replace(self._facts(), claim=self._write_id)
-        run_id = self._read_id()
-        opened_id, self._last = self._service.open(run_id, facts)
+        facts = dataclasses.replace(self._facts(), claim=self._write)
+        run_id = None if self._path is None else _read_record(self._path).get("id")
+        self._id, self._last = self._service.open(run_id, facts)
         if self._last > self._step:
             _log.warning(
                 "The tracker has points up to step %d, and training resumed from step %d: a new "
@@ -167,9 +181,9 @@ class _ServiceSink:
                 self._step,
             )
             self._service.close()
-            opened_id, self._last = self._service.open(None, facts)
-        if opened_id != run_id:
-            self._write_id(opened_id)
+            self._id, self._last = self._service.open(None, facts)
+        if self._id != run_id:
+            self._write(self._id)
         for points in self._history():
             self._log(points)
 
@@ -189,21 +203,10 @@ class _ServiceSink:
             self._service.log(points.row, points.media)
             self._last = points.row["step"]
 
-    def _write_id(self, run_id: str) -> None:
-        if self._id_path is not None and run_id:
-            self._id_path.parent.mkdir(parents=True, exist_ok=True)
-            durable.replace(self._id_path, json.dumps({"id": run_id}).encode())
-
-    def _read_id(self) -> str | None:
-        if self._id_path is None:
-            return None
-        try:
-            return files.read_json(self._id_path, max_bytes=_MAX_BYTES)["id"]
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError):
-            _log.warning("%s is damaged: a new run is tracked.", self._id_path)
-            return None
+    def _write(self, run_id: str, **facts: int) -> None:
+        if self._path is not None and run_id:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            durable.replace(self._path, json.dumps({"id": run_id, **facts}).encode())
 
     def sync(self) -> None:
         """Does nothing: the next start sends again what the service has lost."""
@@ -212,3 +215,20 @@ class _ServiceSink:
         if self._is_open:
             self._service.close()
             self._is_open = False
+            self._write(self._id, sent=self._last)
+
+
+def _record_path(directory: pathlib.Path, name: str) -> pathlib.Path:
+    return directory / f"tracker_{name}.json"
+
+
+def _read_record(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the id of the service's run, and the last step it had when it was closed."""
+    try:
+        record = files.read_json(path, max_bytes=_MAX_BYTES)
+        return {"id": str(record["id"]), "sent": int(record.get("sent", -1))}
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        _log.warning("%s is damaged: a new run is tracked.", path)
+    return {}

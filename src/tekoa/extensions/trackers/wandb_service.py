@@ -37,7 +37,7 @@ class WandbService:
     """
 
     def __init__(self, **options: Any):
-        self._wandb = _extras.require("wandb", extra="wandb", what="--track=wandb")
+        self._wandb = _extras.require("wandb", extra="wandb", what="The tracker 'wandb'")
         self._options = options
         self._run: Any = None
         self._directory, self._is_offline, self._last = pathlib.Path(), False, -1
@@ -121,7 +121,7 @@ def _last_offline_step(directory: pathlib.Path, run_id: str) -> int:
 def offline_points(path: pathlib.Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the step and the values of all points in the file of an offline run."""
     messages: Any = _extras.require(
-        "wandb.proto.wandb_internal_pb2", extra="wandb", what="--track=wandb"
+        "wandb.proto.wandb_internal_pb2", extra="wandb", what="The tracker 'wandb'"
     )
     for data in _records(path.read_bytes()):
         record = messages.Record.FromString(data)
