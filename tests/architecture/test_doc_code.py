@@ -2,7 +2,7 @@
 
 Blocks of a page run one after another with the names of the earlier ones, also those in tabs.
 Code of other libraries, which is shown for comparison, is marked `py` and is not run. A block
-marked `needs="package"` runs where the package is installed.
+after the comment `<!-- needs: package -->` runs where the package is installed.
 """
 
 import ast
@@ -30,9 +30,11 @@ TABBED = ("devices.md", "gan.md", "language_model.md", "lora.md", "own_step.md")
 
 def python_blocks(page):
     blocks = re.findall(
-        r"^( *)```python([^\n]*)\n(.*?)^\1```", page.read_text(), re.DOTALL | re.MULTILINE
+        r"^(?:<!-- needs: (.*?) -->\n\n)?( *)```python\n(.*?)^\2```",
+        page.read_text(),
+        re.DOTALL | re.MULTILINE,
     )
-    return [textwrap.dedent(block) for _, marks, block in blocks if has_packages(marks)]
+    return [textwrap.dedent(block) for needs, _, block in blocks if has_packages(needs)]
 
 
 def tabs(page):
@@ -52,8 +54,8 @@ def blocks_of_tab(page, label):
     return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def has_packages(marks):
-    return all(importlib.util.find_spec(name) for name in re.findall(r'needs="(\w+)"', marks))
+def has_packages(names):
+    return all(importlib.util.find_spec(name) for name in re.findall(r"\w+", names))
 
 
 PAGES = [page for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))] if python_blocks(page)]
@@ -79,7 +81,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         # The recipes use the model and the data of the first page.
         blocks = python_blocks(COOKBOOK / "index.md")[:1] + blocks
     with warnings.catch_warnings():
-        if 'needs="' in page.read_text():
+        if "<!-- needs: " in page.read_text():
             warnings.simplefilter("ignore")  # Of the other packages.
         run_blocks(blocks, page, names)
 

@@ -54,6 +54,13 @@ def project_files():
     return [ROOT / f"{name}.md" for name in PROJECT_FILES]
 
 
+def test_code_blocks_begin_as_the_site_reads_them():
+    """With more than a language after the backticks, the block is shown as text."""
+    for page in PAGES:
+        fences = re.findall(r"^ *```(.+)$", page.read_text(), re.MULTILINE)
+        assert [fence for fence in fences if not fence.isalnum()] == [], page
+
+
 def test_links_point_to_files():
     wrong = []
     for page in [*project_files(), *PAGES]:
