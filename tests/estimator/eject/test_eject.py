@@ -144,5 +144,13 @@ def test_what_has_no_plain_equivalent_is_refused(flags, message, tmp_path):
 def test_examples_of_fewer_steps_can_be_stored(tmp_path):
     words = [f"--model_dir={tmp_path}/run", "--max_train_steps=6", "--noprogress"]
     assert main.main(["train", MODEL, *words]) == 0
-    tekoa.eject(tmp_path / "run", tmp_path / "plain.py", n_steps=3)
-    assert "3, 5\n" in (tmp_path / "plain.py").read_text()
+    plain = tmp_path / "plain.py"
+    tekoa.eject(tmp_path / "run", plain, n_steps=3)
+    assert "3, 5\n" in plain.read_text()
+    # What the command wrote is replaced; a file of the user's, such as the model file, is not.
+    tekoa.eject(tmp_path / "run", plain, n_steps=2)
+    assert "2, 5\n" in plain.read_text()
+    plain.write_text("mine = 1\n")
+    with pytest.raises(UsageError, match=r"plain\.py exists, and was not written by `tekoa eject`"):
+        tekoa.eject(tmp_path / "run", plain)
+    assert plain.read_text() == "mine = 1\n"

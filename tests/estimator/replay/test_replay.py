@@ -34,6 +34,7 @@ def test_the_result_can_be_saved_elsewhere(trained, tmp_path, capsys):
     replayed = tekoa.replay(trained, stop=15)
     assert_trees_equal(dict(replayed.model_params), saved["model_params"])
     assert main.main(["replay", str(trained), f"--out={out}"]) == 2
+    assert "Replayed" not in capsys.readouterr().out  # Before any step is trained.
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import tekoa
 from tekoa.estimator.replay import spikes
@@ -64,3 +65,14 @@ def test_a_spike_is_reported_with_the_layer_that_changed(tmp_path):
     writer.close()
     lines = tekoa.why(tmp_path, make_loop).findings
     assert "Between steps 4 and 8 the loss rose" in lines[0]
+
+
+def test_a_run_that_diverged_before_its_first_check_is_reported(tmp_path):
+    """Its loss stays at the height where it is first recorded."""
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1e6))
+    make_loop = planted.save_run(tmp_path, planted.Net(), planted.rows(), optimizer=optimizer)
+    replayer = Replayer(tmp_path, make_loop)
+    assert spikes.explain(replayer) == []
+    rise, norm = tekoa.why(tmp_path, make_loop).findings
+    assert rise.startswith("Between steps 0 and 4 the loss rose from 1.7")
+    assert norm.startswith("The norm that changed most is that of ")

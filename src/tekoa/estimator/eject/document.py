@@ -13,6 +13,8 @@ from tekoa.estimator.replay.record import Start
 from tekoa.estimator.run import cadence
 from tekoa.estimator.run.run import Run
 
+# Says in the docstring of a file where it is from.
+AUTHOR = "written by `tekoa eject`"
 _STANDARD = ("collections", "functools", "math", "pathlib", "types")
 _OTHERS = {
     "jax": "import jax",
@@ -62,6 +64,11 @@ def write(
     return f'"""{_title(run, start, lines)}"""\n\n{lines}\n\n{first}\n\n{body}\n'
 
 
+def is_ejected(text: str) -> bool:
+    """Whether a file was written by this command."""
+    return AUTHOR in " ".join(text.split())  # The line may be broken anywhere.
+
+
 def _check_names(body: str) -> None:
     """Raises `UsageError` if a name, other than `model`, is bound twice."""
     bound: set[str] = set()
@@ -85,9 +92,7 @@ def _title(run: Run, start: Start, imports: str) -> str:
         f"Its losses have the bits of the run with {', '.join(used)} on {device}. The examples, in "
         "the order of the run, are in the .npz file beside it."
     )
-    title = (
-        f"The run {start.directory.name!r} of {name} as a plain program, written by `tekoa eject`."
-    )
+    title = f"The run {start.directory.name!r} of {name} as a plain program, {AUTHOR}."
     return f"{textwrap.fill(title, 96)}\n\n{textwrap.fill(text, 96)}\n"
 
 

@@ -5,7 +5,8 @@ with its settings, and the training step, and its losses have the bits of the ru
 device with the same versions. The examples are written beside it, as .npz.
 
 Flags:
-  --out=FILE  the file to write (default: NAME.py, where NAME is that of the run's directory)
+  --out=FILE  the file to write (default: NAME.py, where NAME is that of the run's directory); an
+              existing one is replaced only if this command wrote it
   --steps=N   store the examples of the first N steps (default: those of all steps of the run)
 
 Example: tekoa eject runs/mnist --out=mnist_plain.py
@@ -73,8 +74,7 @@ def eject(
     assert replayer.record is not None
     start = replayer.record.starts[0]
     target = pathlib.Path(f"{replayer.directory.name}.py") if out is None else files.local_path(out)
-    if target.suffix != ".py":
-        raise UsageError(f"--out={target} must end with .py.")
+    _check_target(target)
     run = runs.open_run(start.config())
     _check_flags(run.config, start)
     program = program_of(run, "train")
@@ -100,6 +100,16 @@ def run_eject(arguments: Sequence[str]) -> int:
     n_lines = len(target.read_text().splitlines())
     print(f"Wrote {target} ({n_lines} lines) and its data, {target.with_suffix('.npz')}.")
     return 0
+
+
+def _check_target(target: pathlib.Path) -> None:
+    """Raises if a file cannot be written, or would replace one of the user's, such as a model."""
+    if target.suffix != ".py":
+        raise UsageError(f"--out={target} must end with .py.")
+    if target.exists() and not document.is_ejected(target.read_text(errors="replace")):
+        raise UsageError(
+            f"{target} exists, and was not {document.AUTHOR}. Name another file with --out."
+        )
 
 
 def _check_flags(config: RunConfig, start: Start) -> None:

@@ -69,6 +69,7 @@ def run_replay(arguments: Sequence[str]) -> int:
     parser.add_argument("--to", dest="stop", type=arguments_lib.step)
     parser.add_argument("--out")
     parsed = parser.parse(arguments)
+    out = None if parsed.out is None else _new_directory(parsed.out)
     replayer = Replayer(parsed.RUN)
     first, last = _limits(replayer, parsed.start, parsed.stop)
     arguments_lib.print_differences(replayer.directory, replayer.differences(last))
@@ -84,8 +85,8 @@ def run_replay(arguments: Sequence[str]) -> int:
         print(difference or same)
     elif last > (end := max(replayer.stored)):
         print(f"The last checkpoint of the run is step {end}: later ones may not be part of it.")
-    if parsed.out is not None:
-        _save(files.local_path(parsed.out), checkpoint)
+    if out is not None:
+        _save(out, checkpoint)
     return 0
 
 
@@ -124,9 +125,14 @@ def _limits(replayer: Replayer, start: int | None, stop: int | None) -> tuple[in
     return start, stop
 
 
-def _save(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
+def _new_directory(out: str) -> pathlib.Path:
+    directory = files.local_path(out)
     if directory.exists():
         raise UsageError(f"--out={directory} exists. Name a new directory.")
+    return directory
+
+
+def _save(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
     writer = checkpoint_files.CheckpointFileWriter(directory, run_file=False)
     writer(checkpoint)
     writer.close()

@@ -4,12 +4,14 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping
+from typing import Any
 
+import jax
 import numpy as np
 
 from tekoa.core import trees
-from tekoa.estimator.replay.segment import Replayer
-from tekoa.extensions import metrics_file
+from tekoa.estimator.replay.segment import Replayer, has_data_ended
+from tekoa.extensions import checkpoint_files, metrics_file
 from tekoa.store.formats import step as steps
 from tekoa.store.read import json_lines, load
 
@@ -20,18 +22,14 @@ _FACTOR, _FACTOR_AT_FIRST = 3.0, 10.0
 _N_CHECKS = 4
 _N_USUAL_CHANGES = 4.0
 _PART_OF_FIRST = 0.25
+# The loss at the start is known from a few batches only.
+_FACTOR_FROM_START = 100.0
 
 
 def explain(replayer: Replayer) -> list[str]:
     """Describes the largest spike between two checkpoints of a run; empty if there is none."""
-    losses = {}
-    for step, path in sorted(replayer.stored.items()):
-        loss = steps.open_step(path, verify="none").index.metrics.get("train/loss")
-        if loss is not None:
-            losses[step] = loss
-    # The first checkpoints may be removed by now; their losses are still in the file.
-    rows = json_lines.read_rows(replayer.directory / metrics_file.FILE_NAME)
-    history = {row["step"]: row["train/loss"] for row in rows if row.get("train/loss")} | losses
+    losses = _stored_losses(replayer)
+    history = _history(replayer) | losses
     rises = {
         (before, after): rise
         for before, after in itertools.pairwise(losses)
@@ -40,15 +38,53 @@ def explain(replayer: Replayer) -> list[str]:
     if not rises:
         return []
     before, after = max(rises, key=lambda pair: rises[pair])
-    norms = [_norms(replayer, step) for step in (before, after)]
-    ratios = {name: norms[1][name] / max(norms[0][name], 1e-30) for name in norms[0]}
-    name = max(ratios, key=lambda name: abs(np.log(max(ratios[name], 1e-30))))
+    norms = [_norms(_stored_params(replayer, step)) for step in (before, after)]
     return [
         f"Between steps {before} and {after} the loss rose from {losses[before]:.4g} to "
         f"{losses[after]:.4g}.",
-        f"The norm that changed most is that of {name}: from {norms[0][name]:.4g} to "
-        f"{norms[1][name]:.4g}.",
+        _largest_change(*norms),
     ]
+
+
+def explain_start(replayer: Replayer) -> list[str]:
+    """Describes a loss that rose before it was first recorded; empty if it did not."""
+    history = _history(replayer) | _stored_losses(replayer)
+    recorded, stored = min(history, default=0), [step for step in replayer.stored if step]
+    if not (recorded and stored) or not (replayer.starts_from_scratch or 0 in replayer.stored):
+        return []
+    loop = replayer.loop_at(0)
+    if "loss" not in loop.parts[0].reported:
+        return []
+    initial = loop.checkpoint().state
+    step, first = jax.jit(loop.pure_step(on_nan="ignore")), 0.0
+    for _ in range(_N_CHECKS):
+        if not has_data_ended(loop):
+            first = max(first, float(step(initial, loop.peek_batch())[1].loss))
+            loop.next_step()
+    if not 0 < _FACTOR_FROM_START * first <= history[recorded]:
+        return []
+    before = checkpoint_files.items_of(initial)["model_params"]
+    after = _stored_params(replayer, min(stored))
+    return [
+        f"Between steps 0 and {recorded} the loss rose from {first:.4g} to "
+        f"{history[recorded]:.4g}, and the learning rate may be too large.",
+        _largest_change(_norms(before), _norms(after)),
+    ]
+
+
+def _stored_losses(replayer: Replayer) -> dict[int, float]:
+    losses = {}
+    for step, path in sorted(replayer.stored.items()):
+        loss = steps.open_step(path, verify="none").index.metrics.get("train/loss")
+        if loss is not None:
+            losses[step] = loss
+    return losses
+
+
+def _history(replayer: Replayer) -> dict[int, float]:
+    """Returns the losses in the file: checkpoints may be removed by now."""
+    rows = json_lines.read_rows(replayer.directory / metrics_file.FILE_NAME)
+    return {row["step"]: row["train/loss"] for row in rows if row.get("train/loss")}
 
 
 def rise_of(history: Mapping[int, float], step: int, loss: float) -> float | None:
@@ -76,8 +112,20 @@ def rise_of(history: Mapping[int, float], step: int, loss: float) -> float | Non
     return rise if is_spike else None
 
 
-def _norms(replayer: Replayer, step: int) -> dict[str, float]:
+def _stored_params(replayer: Replayer, step: int) -> Any:
     opened = steps.open_step(replayer.stored[step])
-    params = load.load_step(opened, items=["model_params"])["model_params"]
-    named = trees.named_leaves(params)
-    return {"/".join(n): float(np.linalg.norm(x.astype(np.float64))) for n, x in named.items()}
+    return load.load_step(opened, items=["model_params"])["model_params"]
+
+
+def _norms(params: Any) -> dict[str, float]:
+    arrays = {name: np.asarray(x, np.float64) for name, x in trees.named_leaves(params).items()}
+    return {"/".join(name): float(np.linalg.norm(array)) for name, array in arrays.items()}
+
+
+def _largest_change(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    ratios = {name: after[name] / max(before[name], 1e-30) for name in before}
+    name = max(ratios, key=lambda name: abs(np.log(max(ratios[name], 1e-30))))
+    return (
+        f"The norm that changed most is that of {name}: from {before[name]:.4g} to "
+        f"{after[name]:.4g}."
+    )

@@ -132,7 +132,8 @@ def _explain(replayer: Replayer, step: int | None, memory: bool) -> Diagnosis:
         return _diagnose(replayer, loop)
     loop = _find_bad(replayer)
     if loop is None:
-        return Diagnosis(step=None, findings=tuple(spikes.explain(replayer)))
+        findings = spikes.explain(replayer) or spikes.explain_start(replayer)
+        return Diagnosis(step=None, findings=tuple(findings))
     return _diagnose(replayer, loop)
 
 
