@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import tekoa
+from tekoa.estimator.cli import main
+from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.replay import spikes
 from tekoa.estimator.replay.segment import Replayer
 
@@ -76,3 +79,20 @@ def test_a_run_that_diverged_before_its_first_check_is_reported(tmp_path):
     rise, norm = tekoa.why(tmp_path, make_loop).findings
     assert rise.startswith("Between steps 0 and 4 the loss rose from 1.7")
     assert norm.startswith("The norm that changed most is that of ")
+
+
+@pytest.mark.slow
+def test_a_run_whose_first_start_is_out_of_reach_is_explained_without_it(tmp_path, capsys):
+    file, directory = tmp_path / "rated_model.py", tmp_path / "run"
+    file.write_text(PATH.with_name("rated_model.py").read_text())
+    words = ["train", str(file), f"--model_dir={directory}", "--noprogress"]
+    assert main.main([*words, "--max_train_steps=10"]) == 0
+    for copy in (directory / "source").iterdir():
+        copy.unlink()
+    file.write_text(file.read_text() + "# Changed.\n")
+    assert main.main([*words, "--max_train_steps=20"]) == 0
+    with pytest.raises(UsageError, match="has changed since"):
+        Replayer(directory).loop_at(0)
+    capsys.readouterr()
+    assert main.main(["why", str(directory)]) == 1
+    assert capsys.readouterr().out == "All steps are finite.\n"

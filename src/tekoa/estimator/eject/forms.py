@@ -91,7 +91,10 @@ def _short(run: Run, program: ShortProgram, tx: Any, batch: Any, is_single_cpu: 
         imports=[*code.imports, library.imports],
         sections={
             "Model and loss": [*blocks[:n_model], model, library.before],
-            "Optimizer": [*blocks[n_model:n_optimizer], *optimizer.blocks, f"tx = {tx_code}"],
+            "Optimizer": [
+                *blocks[n_model:n_optimizer],
+                "\n".join([*optimizer.blocks, f"tx = {tx_code}"]),
+            ],
             "Training": [*blocks[n_optimizer:], steps],
         },
     )
@@ -119,7 +122,7 @@ def _long(run: Run, program: LongProgram, tx: Any, params: Any, is_single_cpu: b
         imports=[*code.imports],
         sections={
             "Model and step": [*code.blocks.values(), config],
-            "Optimizer": [*optimizer.blocks, *chosen],
+            "Optimizer": ["\n".join([*optimizer.blocks, *chosen])],
             "Training": [training.long_training(changes_optimizer=tx is not None)],
         },
     )

@@ -128,10 +128,14 @@ def _linen(model: Any, inputs: tuple[Any, ...], words: str, has_variables: bool)
     init_lines = [
         f'keys = {{"params": jax.random.fold_in(init_key, 0){dropout}}}',
         f"variables = jax.jit({init_code})(keys, {words})",
-        *["variables = nn.meta.unbox(variables)"] * boxes,
-        *['variables.pop("intermediates")'] * ("intermediates" in shapes),
-        'params = variables.pop("params")',
     ]
+    variables = "nn.meta.unbox(variables)" if boxes else "variables"
+    if has_variables:
+        init_lines += [f"variables = {variables}"] * boxes
+        init_lines += ['variables.pop("intermediates")'] * ("intermediates" in shapes)
+        init_lines += ['params = variables.pop("params")']
+    else:
+        init_lines += [f'params = {variables}["params"]']
     rngs = ['rngs={"dropout": jax.random.fold_in(key, 0)}'] if uses_key else []
     collections = '{"params": params, **variables}' if has_variables else '{"params": params}'
     mutable = ", mutable=[*variables]" if has_variables else ""

@@ -12,6 +12,7 @@ from tekoa.core import metrics
 from tekoa.core.loss import cross_entropy
 from tekoa.core.loss.reduction import split_metrics
 from tekoa.core.trees import PyTree
+from tekoa.estimator.eject import text as texts
 from tekoa.estimator.eject.libraries import Library, library_of
 from tekoa.estimator.eject.ran import Lines, recorded_lines
 from tekoa.estimator.eject.source import Code
@@ -96,12 +97,12 @@ def _training(library: Library, loss: str, seen: Trace, clip_norm: float | None)
     else:
         lines += [f"return {loss}{variables}"]
     result = f"(loss, {extra}), grads" if extras else "loss, grads"
-    function = "value_and_grad" if extras else "jax.value_and_grad(loss_of)"
-    step = [
-        f"params{variables}, opt_state = state",
-        *["value_and_grad = jax.value_and_grad(loss_of, has_aux=True)"] * bool(extras),
-        f"{result} = {function}(params{variables}, batch{key})",
-    ]
+    function = f"jax.value_and_grad(loss_of{', has_aux=True' if extras else ''})"
+    arguments = f"(params{variables}, batch{key})"
+    calls = [f"{result} = {function}{arguments}"]
+    if len(calls[0]) > texts.WIDTH - 4:
+        calls = [f"value_and_grad = {function}", f"{result} = value_and_grad{arguments}"]
+    step = [f"params{variables}, opt_state = state", *calls]
     if seen.is_mean:
         step += ["loss, grads = jax.tree.map(lambda x: x / count, (loss, grads))"]
     shaped = "grads"

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from tekoa.core import trees
+from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.replay.segment import Replayer, has_data_ended
 from tekoa.extensions import checkpoint_files, metrics_file
 from tekoa.store.formats import step as steps
@@ -52,7 +53,10 @@ def explain_start(replayer: Replayer) -> list[str]:
     recorded, stored = min(history, default=0), [step for step in replayer.stored if step]
     if not (recorded and stored) or not (replayer.starts_from_scratch or 0 in replayer.stored):
         return []
-    loop = replayer.loop_at(0)
+    try:
+        loop = replayer.loop_at(0)
+    except UsageError:  # The data or the code of the first start may be gone by now.
+        return []
     if "loss" not in loop.parts[0].reported:
         return []
     initial = loop.checkpoint().state
