@@ -1,6 +1,9 @@
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from tekoa.estimator.replay import origin
 
@@ -61,3 +64,26 @@ def test_inside_a_function_of_jax_the_line_of_its_call_is_named():
     found = origin.find_origin(jax.grad(function), [jnp.ones(2)], everything)
     assert found is not None
     assert (found.file, found.line) == (__file__, function.__code__.co_firstlineno + 1)
+
+
+def test_lines_of_python_itself_are_not_those_of_the_model():
+    @contextlib.contextmanager
+    def context():
+        yield
+
+    log = context()(jnp.log)  # Called by a function of `contextlib`.
+
+    def function(x):
+        return log(x)
+
+    found = origin.find_origin(function, [jnp.zeros(2)], everything)
+    assert found is not None
+    assert (found.file, found.line) == (__file__, function.__code__.co_firstlineno + 1)
+
+
+def test_without_a_line_of_the_user_that_of_the_package_is_named():
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    found = origin.find_origin(loss, [jnp.ones((1, 2)), jnp.array([9])], everything)
+    assert found is not None
+    assert found.operation == "gather"
+    assert "optax" in found.file

@@ -9,8 +9,9 @@ as the exponential of a mask of minus infinity, are not part of that path, so th
 import dataclasses
 import pathlib
 import re
+import sysconfig
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ import tekoa
 
 # The parts of a path that mark the code of installed packages.
 _PACKAGES = {"site-packages", "dist-packages"}
+_PYTHON, _JAX = pathlib.Path(sysconfig.get_path("stdlib")), pathlib.Path(jax.__file__).parent
 _PACKAGE = pathlib.Path(tekoa.__file__).parent
 # Files of the package that are a user's model as well.
 _MODELS = (_PACKAGE / "models", _PACKAGE / "recipes")
@@ -34,7 +36,8 @@ class Origin:
         operation: The name of the operation, such as "log"; empty if an argument of the function
             was not finite already.
         argument: Which argument was not finite, counted over their leaves; None if none was.
-        file: The file of the user's code that called the operation; empty if unknown.
+        file: The file of the user's code that called the operation; if none did, as in a loss by
+            name, that of the package that did; empty if unknown.
         line: The line in that file.
         layer: The names of the modules around the operation, as far as the library gives any.
         is_backward: Whether the operation belongs to the gradient of that line.
@@ -70,9 +73,11 @@ class _Scope:
         """The line of the model that calls the operation.
 
         Functions of JAX, such as `jnp.linalg.norm`, keep the program of their first call, which
-        names no line of the model: then the line of the call counts.
+        names no line of the model: then the line of the call counts. For a loss by name, or an
+        optimizer, it is a line of a package.
         """
-        lines = map(user_line, reversed(self.calls))
+        innermost = self.calls[::-1]
+        lines = [*map(user_line, innermost), *(_line(call, "package") for call in innermost)]
         return next((line for line in lines if line[0]), ("", 0))
 
 
@@ -254,12 +259,26 @@ def _describe(event: _Event) -> Origin:
 
 def user_line(source_info: Any) -> tuple[str, int]:
     """Returns the innermost line of code that belongs to no package."""
+    return _line(source_info, "user")
+
+
+def _line(source_info: Any, owner: str) -> tuple[str, int]:
     for frame in getattr(source_info.traceback, "frames", ()):
         path = pathlib.Path(frame.file_name)
-        is_package = bool(_PACKAGES & {*path.parts}) or path.is_relative_to(_PACKAGE)
-        if path.is_absolute() and (not is_package or path.parent in _MODELS):
+        if path.is_absolute() and _owner(path) == owner:
             return str(path), frame.line_num
     return "", 0
+
+
+def _owner(path: pathlib.Path) -> Literal["user", "package", "jax", "python"]:
+    """Returns whose code a file is."""
+    if path.is_relative_to(_JAX):
+        return "jax"
+    if path.is_relative_to(_PACKAGE):
+        return "user" if path.parent in _MODELS else "package"
+    if _PACKAGES & {*path.parts}:
+        return "package"
+    return "python" if path.is_relative_to(_PYTHON) else "user"
 
 
 def layer_of(names: str) -> str:
