@@ -12,6 +12,7 @@ from flax import nnx
 import tekoa
 from tekoa.bridges.any_model import as_model_fns
 from tekoa.bridges.scales import find_scales
+from tekoa.bridges.trainable import restrict
 from tekoa.optim.scales import auto
 from tekoa.optim.scales.roles import Role
 
@@ -88,6 +89,14 @@ def test_every_library_gives_the_same_table(make):
     )
     assert rows_by_layer(table) == rows_by_layer(expected)
     assert not table.unplaced
+
+
+@pytest.mark.parametrize("trained", ["body", "head"])
+def test_what_is_not_trained_has_no_row_but_counts_for_the_others(trained):
+    full = find_scales(LinenModel(), loss, BATCH)
+    table = find_scales(restrict(as_model_fns(LinenModel()), trained), loss, BATCH)
+    assert list(table) == [row for row in full if row.name[0] == trained]
+    assert table.depth == full.depth
 
 
 def test_the_table_fits_the_parameters_of_the_train_loop():

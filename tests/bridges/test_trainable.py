@@ -101,6 +101,22 @@ def test_only_matching_parameters_change_and_have_slots(make):
         assert {n for n in whole if n[0] in ("body", "head")} == {name[:2] for name in before}
 
 
+@all_models
+def test_auto_trains_a_part_of_a_model(make):
+    loop = make_loop(make(), "body", optimizer="auto")
+    before = {name: np.asarray(leaf) for name, leaf in all_params(loop).items()}
+    for _ in loop:
+        pass
+    for name, leaf in all_params(loop).items():
+        assert np.array_equal(leaf, before[name]) == (name[0] == "head"), name
+    etas = loop.facts["optimizer"]["eta"]
+    assert {name.split("/")[0] for name in etas} == {"body"}
+    # No output, although no other kernel of it is trained: it is kept on its scale.
+    ((name, eta),) = ((name, eta) for name, eta in etas.items() if "bias" not in name)
+    kernel = np.asarray(all_params(loop)[tuple(name.split("/"))])
+    assert np.sqrt(np.mean(kernel**2)) == pytest.approx(eta, rel=1e-5)
+
+
 CHOICES = {
     "table": {"head": True, ".*": False},
     "words": {"body": "freeze", ".*": "train"},

@@ -68,9 +68,20 @@ def test_every_name_of_optax_creates_an_optimizer(name):
 
 
 def test_names_of_optax_and_contrib_are_covered():
-    expected = {"adam", "adamw", "lion", "lbfgs", "nadamw", "prodigy", "dadapt_adamw", "ademamix"}
+    expected = {"adam", "adamw", "lion", "lbfgs", "nadamw", "polyak_sgd"}
+    expected |= {"prodigy", "dadapt_adamw", "ademamix"}
     assert expected <= set(named.makers())
     assert not {"chain", "scale_by_adam", "apply_updates"} & set(named.makers())
+
+
+def test_a_rate_replaces_the_default():
+    for name, make in [("polyak_sgd", optax.polyak_sgd), ("prodigy", optax.contrib.prodigy)]:
+        optimizer = named.NamedOptimizer(name, 0.1)
+        assert optimizer.resolve(no_table, n_steps=None).endswith(": learning rate 0.1.")
+        state = optimizer.init(PARAMS)
+        updates = optimizer.update(GRADS, state, PARAMS, value=1e6)[0]
+        expected = optax.with_extra_args_support(make(0.1))
+        assert_trees_equal(updates, expected.update(GRADS, state, PARAMS, value=1e6)[0])
 
 
 def test_unknown_name_suggests_the_closest():

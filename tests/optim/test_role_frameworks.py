@@ -297,6 +297,66 @@ NNX_RECURRENT = {
     "head/bias": LAST_BIAS,
 }
 
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.Dense(6, name="dense")(nn.LayerNorm(name="norm")(x)), None
+
+
+class LinenScanned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+        x, _ = nn.scan(LinenBlock, length=3, **axes)(name="layers")(x, None)
+        return nn.Dense(2, use_bias=False, name="head")(x)
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.norm, self.dense = nnx.LayerNorm(6, rngs=rngs), nnx.Linear(6, 6, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.dense(self.norm(x))
+
+
+class NnxScanned(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.split_rngs(splits=3)(nnx.vmap(NnxBlock, in_axes=0, out_axes=0))(rngs)
+        self.head = nnx.Linear(6, 2, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        layers = nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return self.head(layers(lambda x, layer: layer(x))(x, self.layers))
+
+
+SCANNED = {
+    "layers/norm/scale": "multiplied bf hidden",
+    "layers/norm/bias": "added bf hidden",
+    "layers/dense/kernel": "contracted bcf hidden",
+    "layers/dense/bias": "added bf hidden",
+    "head/kernel": OUTPUT,
+}
+
+
+class LinenTied(nn.Module):
+    @nn.compact
+    def __call__(self, ids):
+        embed = nn.Embed(9, 8, name="embed")
+        return embed.attend(jnp.tanh(nn.Dense(8, use_bias=False, name="body")(embed(ids))))
+
+
+class NnxTied(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(9, 8, rngs=rngs)
+        self.body = nnx.Linear(8, 8, use_bias=False, rngs=rngs)
+
+    def __call__(self, ids):
+        return self.embed.attend(jnp.tanh(self.body(self.embed(ids))))
+
+
+TIED = {"embed/embedding": "contracted fc output tied", "body/kernel": HIDDEN}
+
 EXPERTS = {
     "router": HIDDEN,
     "wide": "contracted bcf hidden",
@@ -320,6 +380,12 @@ MODELS = {
         SEQUENCES,
         [RECURRENT, NNX_RECURRENT],
     ),
+    "scanned_layers": (
+        [LinenScanned, lambda: NnxScanned(nnx.Rngs(0))],
+        ROWS,
+        [SCANNED, SCANNED],
+    ),
+    "tied_layers": ([LinenTied, lambda: NnxTied(nnx.Rngs(0))], TOKENS, [TIED, TIED]),
 }
 FUNCTIONS = {
     "experts_by_einsum": (experts_by_einsum, ROWS, SHAPES, EXPERTS),
@@ -431,18 +497,58 @@ class EquinoxNetwork(eqx.Module):
 
 class EquinoxConvolutions(eqx.Module):
     first: eqx.nn.Conv2d
+    grouped: eqx.nn.Conv2d
+    norm: eqx.nn.GroupNorm
     depthwise: eqx.nn.Conv2d
     up: eqx.nn.ConvTranspose2d
 
     def __init__(self):
-        keys = jax.random.split(jax.random.key(0), 3)
+        keys = jax.random.split(jax.random.key(0), 4)
         self.first = eqx.nn.Conv2d(4, 8, 3, key=keys[0])
+        self.grouped = eqx.nn.Conv2d(8, 8, 3, groups=2, use_bias=False, key=keys[3])
+        self.norm = eqx.nn.GroupNorm(2, 8)
         self.depthwise = eqx.nn.Conv2d(8, 8, 3, groups=8, use_bias=False, key=keys[1])
         self.up = eqx.nn.ConvTranspose2d(8, 4, 3, key=keys[2])
 
     def __call__(self, image):
         x = jax.nn.relu(self.first(jnp.moveaxis(image, -1, 0)))
+        x = self.norm(self.grouped(x))
         return self.up(jax.nn.relu(self.depthwise(x)))
+
+
+class EquinoxTied(eqx.Module):
+    shared: eqx.nn.Shared
+    cell: eqx.nn.LSTMCell
+
+    def __init__(self):
+        keys = jax.random.split(jax.random.key(0), 3)
+        embed = eqx.nn.Embedding(9, 32, key=keys[0])
+        head = eqx.nn.Linear(32, 9, use_bias=False, key=keys[1])
+        self.shared = eqx.nn.Shared((embed, head), lambda p: p[1].weight, lambda p: p[0].weight)
+        self.cell = eqx.nn.LSTMCell(32, 32, key=keys[2])
+
+    def __call__(self, ids):
+        embed, head = self.shared()
+        state = jnp.zeros(32), jnp.zeros(32)
+        step = lambda state, x: (self.cell(x, state), None)
+        return head(jax.lax.scan(step, state, jax.vmap(embed)(ids))[0][0])
+
+
+class EquinoxScanned(eqx.Module):
+    layers: eqx.nn.Linear
+    norm: eqx.nn.RMSNorm
+    head: eqx.nn.Linear
+
+    def __init__(self):
+        keys = jax.random.split(jax.random.key(0), 3)
+        self.layers = eqx.filter_vmap(lambda key: eqx.nn.Linear(6, 6, key=key))(keys)
+        self.norm = eqx.nn.RMSNorm(6, use_bias=False)
+        self.head = eqx.nn.Linear(6, 2, key=keys[0])
+
+    def __call__(self, x):
+        arrays, static = eqx.partition(self.layers, eqx.is_array)
+        step = lambda x, layer: (x + jnp.tanh(eqx.combine(layer, static)(x)), None)
+        return self.head(self.norm(jax.lax.scan(step, x, arrays)[0]))
 
 
 KERNEL, LAST = "contracted fc hidden", "contracted fc output"
@@ -470,9 +576,33 @@ EQUINOX = {
         {
             "first/weight": "contracted fccc hidden",
             "first/bias": "added fff hidden",
+            "grouped/weight": "contracted fccc hidden",
+            "norm/weight": "multiplied f hidden",
+            "norm/bias": BIAS,
             "depthwise/weight": "contracted bccc hidden",
             "up/weight": "contracted fccc output",
             "up/bias": "added fff output",
+        },
+    ),
+    "tied_lstm": (
+        EquinoxTied,
+        TOKENS,
+        {
+            "shared/pytree/0/weight": "contracted fc output tied",
+            "cell/weight_ih": KERNEL,
+            "cell/weight_hh": "contracted fc hidden recurrent",
+            "cell/bias": BIAS,
+        },
+    ),
+    "scanned": (
+        EquinoxScanned,
+        ROWS,
+        {
+            "layers/weight": "contracted bfc hidden",
+            "layers/bias": "added bf hidden",
+            "norm/weight": "multiplied f hidden",
+            "head/weight": LAST,
+            "head/bias": LAST_BIAS,
         },
     ),
 }

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from tekoa.bridges import any_model
 from tekoa.core import batch as batches
 from tekoa.core import objective, trees
+from tekoa.core.model import merge_untrained
 from tekoa.optim.scales import auto, table, trace
 
 # Models with more parameters are read from shapes alone: the arrays of a single process could
@@ -40,7 +41,7 @@ def find_scales(
         split: Splits a batch into inputs and targets, as in `TrainTask`.
 
     Returns:
-        One row per parameter. Its `eta_fn` and `shape_fn` are arguments of `amos`.
+        One row per parameter that is trained. Its `eta_fn` and `shape_fn` are arguments of `amos`.
 
     >>> import jax.numpy as jnp
     >>> model = any_model.as_model_fns({'w': jnp.zeros((100, 10))}, lambda p, x: x @ p['w'])
@@ -55,11 +56,17 @@ def find_scales(
         return convert(find_scales(inner, loss, batch, split=split))
     rng = jax.random.key(0)
     inputs, targets = split(batch)
-    params, _ = jax.eval_shape(fns.init, rng, inputs)
+
+    def init_all(rng: jax.Array, inputs: Any) -> Any:
+        # What is not trained still shapes the data that trained parameters see.
+        return merge_untrained(*fns.init(rng, inputs))
+
+    trained, _ = jax.eval_shape(fns.init, rng, inputs)
+    params, _ = jax.eval_shape(init_all, rng, inputs)
     if trees.n_elements(params) > _LARGE:
         inputs, targets = jax.eval_shape(lambda *parts: parts, inputs, targets)
     # Running averages start with values that matter; XLA drops the computation of parameters.
-    variables = jax.jit(lambda rng, inputs: fns.init(rng, inputs)[1])(rng, _as_arrays(inputs))
+    variables = jax.jit(lambda rng, inputs: init_all(rng, inputs)[1])(rng, _as_arrays(inputs))
 
     def compute_loss(params: Any, variables: Any, inputs: Any, targets: Any) -> Any:
         # Without dropout: the scale is that of the model in evaluation.
@@ -68,10 +75,14 @@ def find_scales(
         return outputs if loss is None else loss(*outputs, *targets)
 
     try:
-        return auto.scales_of_function(compute_loss, params, variables, inputs, targets)
+        full_table = auto.scales_of_function(compute_loss, params, variables, inputs, targets)
     except trace.TraceError as error:
         # The user knows the model and the loss, not `compute_loss`.
         raise error.__cause__ or error from None
+    names = set(trees.leaf_names(trained))
+    return table.ScaleTable(
+        [row for row in full_table if row.name in names], depth=full_table.depth
+    )
 
 
 def _as_arrays(inputs: Any) -> Any:

@@ -42,8 +42,12 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
 
     It is an optax transformation; `init` and `update` work after `resolve`.
 
-    Attributes:
+    Args:
         name: "auto", "sphere", "muon", "amos", or a name of optax or optax.contrib.
+        learning_rate: For those of optax: the rate in place of the default.
+
+    Attributes:
+        name: The name.
         facts: What a resumed run needs to choose the same optimizer.
 
     Raises:
@@ -58,9 +62,10 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
 
     name: str
     facts: dict[str, Any]
+    _rate: float | None
     _cell: list[optax.GradientTransformationExtraArgs]
 
-    def __new__(cls, name: str) -> "NamedOptimizer":
+    def __new__(cls, name: str, learning_rate: float | None = None) -> "NamedOptimizer":
         check_name(name)
         cell: list[optax.GradientTransformationExtraArgs] = []
 
@@ -79,7 +84,7 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
                 updates, state, params, **extra
             ),
         )
-        self.name, self.facts, self._cell = name, {}, cell
+        self.name, self.facts, self._rate, self._cell = name, {}, learning_rate, cell
         return self
 
     @property
@@ -104,7 +109,9 @@ class NamedOptimizer(optax.GradientTransformationExtraArgs):
         Returns:
             One line about the choice.
         """
-        choice = choose(self.name, find_table, n_steps=n_steps, saved=saved)
+        choice = choose(
+            self.name, find_table, n_steps=n_steps, saved=saved, learning_rate=self._rate
+        )
         self._cell.append(optax.with_extra_args_support(choice.optimizer))
         self.facts = choice.facts
         return choice.text
@@ -147,12 +154,13 @@ def choose(
     *,
     n_steps: int | None,
     saved: Mapping[str, Any] | None = None,
+    learning_rate: float | None = None,
 ) -> Choice:
-    """Creates the optimizer with this name; arguments are those of `NamedOptimizer.resolve`."""
+    """Creates the optimizer with this name; arguments are those of `NamedOptimizer`."""
     check_name(name)
     if name not in BY_SCALES:
         make = makers()[name]
-        rate = default_rate(name)
+        rate = default_rate(name) if learning_rate is None else learning_rate
         optimizer = make() if rate is None else make(learning_rate=rate)
         settings = "with its default settings" if rate is None else f"learning rate {rate:g}"
         separator = " " if rate is None else ": "
@@ -233,7 +241,12 @@ def makers() -> dict[str, Make]:
         if isinstance(make, (types.FunctionType, functools.partial)) and _is_optimizer(name, make)
     }
     makers_by_name["sophia"] = _with_loss(makers_by_name["sophia"])
+    makers_by_name["polyak_sgd"] = _polyak_sgd
     return makers_by_name
+
+
+def _polyak_sgd(learning_rate: float = 1.0) -> optax.GradientTransformationExtraArgs:
+    return optax.polyak_sgd(max_learning_rate=learning_rate)
 
 
 def _with_loss(make: Make) -> Make:

@@ -74,6 +74,21 @@ def test_other_groups_are_evaluated_where_they_are():
     assert np.any(last.state.eval_params["w"] != last.state.params["w"])
 
 
+def test_parts_of_a_tree_may_be_masked():
+    params = {"dense": {"w": np.float32(1), "b": np.float32(2)}, "head": {"w": np.float32(3)}}
+    tx = optax.masked(sgd(), {"dense": False, "head": True})
+    state = tx.init(params)
+    for _ in range(3):
+        updates, state = tx.update(jax.tree.map(np.ones_like, params), state, params)
+        params = optax.apply_updates(params, updates)
+    expected = optax.contrib.schedule_free_eval_params(
+        state.inner_state._replace(z=state.inner_state.z["head"]), params["head"]
+    )
+    result = average.schedule_free_params(state, params)
+    assert_trees_equal(result, {"dense": params["dense"], "head": expected})
+    assert result["head"]["w"] != params["head"]["w"]
+
+
 def test_average_is_saved_and_resumed(tmp_path):
     *_, straight = make_loop(sgd())
     with contextlib.closing(tekoa.CheckpointFileWriter(tmp_path)) as write:

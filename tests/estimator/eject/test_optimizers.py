@@ -71,9 +71,17 @@ def test_chains_are_read_off_their_functions(tx):
 
 
 def test_optimizer_by_name_keeps_its_name():
-    tx = named.NamedOptimizer("adamw")
+    tx = named.NamedOptimizer("adamw", 0.25)
     tx.resolve(lambda: None, n_steps=3)
-    assert code_of(tx) == ([], f"optax.adamw(learning_rate={named.DEFAULT_RATE})")
+    assert code_of(tx) == ([], "optax.adamw(learning_rate=0.25)")
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "momo", "polyak_sgd", "sophia"])
+def test_optimizer_by_name_that_needs_the_loss_is_refused(name):
+    tx = named.NamedOptimizer(name)
+    tx.resolve(lambda: None, n_steps=3)
+    with pytest.raises(UsageError, match=f"'{name}' needs the loss in each step"):
+        code_of(tx)
 
 
 def test_amos_has_numbers_instead_of_formulas():

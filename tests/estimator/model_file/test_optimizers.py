@@ -210,7 +210,10 @@ def requested(own=None, **flags):
 
 
 def test_flags_set_the_rate_and_the_groups_of_a_named_optimizer():
-    assert_same(trained(requested(optimizer="sgd", learning_rate=0.3)), trained(optax.sgd(0.3)))
+    sgd = requested(optimizer="sgd", learning_rate=0.3)
+    assert sgd.resolve(lambda: None, n_steps=3) == "Optimizer sgd: learning rate 0.3."
+    assert sgd.facts == {"name": "sgd", "learning_rate": 0.3}
+    assert_same(trained(sgd), trained(optax.sgd(0.3)))
     tx = requested(optimizer="sgd", learning_rate=0.3, param_groups="bias$=0.01; kernel=freeze")
     result = trained(tx)
     assert_same(result["dense"]["kernel"], PARAMS["dense"]["kernel"])

@@ -45,12 +45,16 @@ def schedule_free_params(opt_state: PyTree, params: PyTree) -> PyTree:
     True
     """
     for state in _schedule_free_states(opt_state):
-        leaves, treedef = jax.tree.flatten(params)
-        # Where this optimizer has no parameter, its state has an empty node.
-        slots = [jax.tree.leaves(z) for z in treedef.flatten_up_to(state.z)]
-        params = treedef.unflatten(
-            optax.contrib.schedule_free_eval_params(state._replace(z=z[0]), leaf) if z else leaf
-            for z, leaf in zip(slots, leaves, strict=True)
+        # Where this optimizer has no parameters, its state has an empty node.
+        params = jax.tree.map(
+            lambda z, p, state=state: (
+                p
+                if _is_empty(z)
+                else optax.contrib.schedule_free_eval_params(state._replace(z=z), p)
+            ),
+            state.z,
+            params,
+            is_leaf=_is_empty,
         )
     return params
 
@@ -62,6 +66,10 @@ def check_ema(ema: float | None, opt_state: PyTree) -> None:
             f"ema={ema} cannot be combined with a Schedule-Free optimizer, which is evaluated at "
             "an average of its own. Leave out ema."
         )
+
+
+def _is_empty(node: PyTree) -> bool:
+    return not jax.tree.leaves(node)
 
 
 def _schedule_free_states(opt_state: PyTree) -> list[Any]:

@@ -83,8 +83,11 @@ class PlainOptimizer:
         return self._brick(tx, variables)
 
     def _by_name(self, tx: named.NamedOptimizer) -> str:
-        if tx.name == "lbfgs":
-            raise UsageError("lbfgs runs a line search in each step: this run cannot be ejected.")
+        if _needs_loss(tx, self._params):
+            raise UsageError(
+                f"The optimizer {tx.name!r} needs the loss in each step: this run cannot be "
+                "ejected."
+            )
         rate = tx.facts["learning_rate"]
         module = "optax" if hasattr(optax, tx.name) else "optax.contrib"
         return f"{module}.{tx.name}({'' if rate is None else f'learning_rate={rate!r}'})"
@@ -220,6 +223,15 @@ class PlainOptimizer:
     def _write_table(self, name: str, what: str, rows: Mapping[str, tuple[Any, ...]]) -> None:
         lines = "\n".join(_row(*row) for row in rows.items())
         self.blocks.append(f"# Of each parameter: {what}.\n{name} = {{\n{lines}\n}}")
+
+
+def _needs_loss(tx: optax.GradientTransformation, params: Any) -> bool:
+    """Whether `update` needs more than gradients, state and parameters."""
+    try:
+        jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
+    except (TypeError, KeyError, ValueError):
+        return True
+    return False
 
 
 def _row(key: str, values: tuple[Any, ...]) -> str:

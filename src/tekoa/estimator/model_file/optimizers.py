@@ -123,11 +123,11 @@ def requested_optimizer(
     for flag in (flag for flag, sets_rates in rate_flags.items() if sets_rates):
         if reason := _no_rate(name):
             raise UsageError(f"{flag}: {reason}")
-    if name is not None and rate is None and not table:
-        return named.NamedOptimizer(name)
+    if name is not None and not table:
+        return named.NamedOptimizer(name, rate)
     if name is not None and name not in named.BY_SCALES:
         make, rate = from_optax(name, {} if rate is None else {"learning_rate": rate})
-        return _strict(_grouped(table, make, rate)) if table else make(rate)
+        return _strict(_grouped(table, make, rate))
     own = named.NamedOptimizer(name) if name is not None else make_own()
     if not table:
         return own

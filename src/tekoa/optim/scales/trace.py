@@ -11,7 +11,7 @@ from tekoa.core import messages, trees
 
 FOR_LIBRARIES = (
     "For a model of Flax, Equinox or Haiku, use tekoa.find_scales(model, loss, batch) and pass "
-    "the table's eta_fn and shape_fn to tekoa.amos."
+    "the table to tekoa.sphere, or its eta_fn and shape_fn to tekoa.amos."
 )
 
 
