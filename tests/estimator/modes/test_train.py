@@ -280,6 +280,20 @@ def test_without_a_directory_the_run_is_named_after_its_model(tmp_path, monkeypa
     assert "accuracy at step 1" in capsys.readouterr().out
 
 
+def test_a_run_that_ends_before_the_requested_step_says_why(tmp_path, capsys):
+    model = tmp_path / "model.py"
+    model.write_text(pathlib.Path(TINY).read_text() + "\nDEFAULTS['train_epochs'] = 1\n")
+    train = ["train", str(model), f"--model_dir={tmp_path / 'run'}"]
+    assert main.main([*train, "--max_train_steps=2"]) == 0
+    assert "Training ends" not in capsys.readouterr().err
+    assert main.main([*train, "--max_train_steps=500"]) == 0
+    end = paths.list_steps(tmp_path / "run")[-1]
+    line = f"Training ends at step {end}, before --max_train_steps=500: the default of the model is"
+    assert f"{line} --train_epochs=1." in capsys.readouterr().err
+    assert main.main([*train, "--max_train_steps=500", "--train_epochs=1"]) == 0
+    assert "Training ends" not in capsys.readouterr().err
+
+
 def test_missing_data_is_reported_before_compiling_is_announced(tmp_path, capsys):
     flags = [f"--model_dir={tmp_path}/run", "--train_pattern=no_such_file.npz"]
     assert main.main(["train", "mnist", *flags]) == ExitCode.USAGE

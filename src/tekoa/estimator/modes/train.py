@@ -233,14 +233,25 @@ def _train_loop(
     parts, loop = assemble.training_loop(
         run, program, seed, make_reader=make_reader, stop_flag=stop_flag, stdout=stdout
     )
-    if loop.n_steps is None and not run.config.dry_run:
-        print(
-            "No end is set: training continues until it is stopped (Ctrl-C saves). Set "
-            "--max_train_steps or --train_epochs.",
-            file=sys.stderr,
-            flush=True,
-        )
+    if (note := _end_note(run.config, loop.n_steps)) and not run.config.dry_run:
+        print(note, file=sys.stderr, flush=True)
     return parts, loop
+
+
+def _end_note(config: RunConfig, n_steps: int | None) -> str:
+    """Returns a line if training ends never, or before the step that the command line names."""
+    if n_steps is None:
+        return (
+            "No end is set: training continues until it is stopped (Ctrl-C saves). Set "
+            "--max_train_steps or --train_epochs."
+        )
+    end, is_default = config.max_train_steps, "train_epochs" not in config.set_flags
+    if end is None or end <= n_steps or config.train_epochs is None or not is_default:
+        return ""
+    return (
+        f"Training ends at step {n_steps}, before --max_train_steps={end}: the default of the "
+        f"model is --train_epochs={config.train_epochs}. Set both for more."
+    )
 
 
 def _step_trace(run: runs.Run, stack: contextlib.ExitStack) -> profiler.StepTrace | None:
