@@ -265,6 +265,13 @@ def test_optimizer_by_name_is_stored_and_resumed(tmp_path, capsys):
         assert_trees_equal(store.load(parts)[item], store.load(whole)[item])
 
 
+def test_moving_average_of_a_schedule_free_optimizer_is_a_usage_error(tmp_path, capsys):
+    flags = ["--optimizer=schedule_free_sgd", "--ema=0.9"]
+    assert main.main(["train", TINY, f"--model_dir={tmp_path}", *flags]) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert error.startswith("tekoa: ema=0.9 cannot be combined with a Schedule-Free optimizer")
+
+
 def test_unknown_optimizer_is_a_usage_error(tmp_path, capsys):
     command = ["train", TINY, f"--model_dir={tmp_path}", "--optimizer=adamm"]
     assert main.main(command) == ExitCode.USAGE

@@ -10,6 +10,10 @@ from tekoa.core.model import cast_like
 from tekoa.core.trees import PyTree
 
 
+class AverageError(ValueError):
+    """A moving average was requested where the optimizer has an average of its own."""
+
+
 def updated_average(
     average: PyTree, params: PyTree, ema: float | None, opt_state: PyTree = ()
 ) -> PyTree:
@@ -60,9 +64,9 @@ def schedule_free_params(opt_state: PyTree, params: PyTree) -> PyTree:
 
 
 def check_ema(ema: float | None, opt_state: PyTree) -> None:
-    """Raises `ValueError` if a moving average would be taken of a Schedule-Free optimizer."""
+    """Raises `AverageError` if a moving average would be taken of a Schedule-Free optimizer."""
     if ema is not None and is_schedule_free(opt_state):
-        raise ValueError(
+        raise AverageError(
             f"ema={ema} cannot be combined with a Schedule-Free optimizer, which is evaluated at "
             "an average of its own. Leave out ema."
         )

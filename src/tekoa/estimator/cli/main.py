@@ -302,11 +302,13 @@ def _exit_code(error: BaseException) -> int | None:
     # These import JAX.
     from tekoa.core.loss.reduction import ReductionError
     from tekoa.core.nonfinite import NonFiniteError
+    from tekoa.core.update.average import AverageError
     from tekoa.data import DataError
     from tekoa.optim.named import OtherRulesError
     from tekoa.sharding.mesh import LayoutError
 
-    if isinstance(error, (DataError, LayoutError, OtherRulesError, ReductionError)):
+    usage = (AverageError, DataError, LayoutError, OtherRulesError, ReductionError)
+    if isinstance(error, usage):
         return ExitCode.USAGE
     if is_failed_collective(error):
         return ExitCode.PEER_LOST
