@@ -1,6 +1,7 @@
 """Optimizers written as code take the same steps."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def code_of(tx, params=PARAMS):
 
 def rebuilt(tx, params=PARAMS):
     blocks, expression = code_of(tx, params)
-    names = {"functools": functools, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
+    names = {"functools": functools, "math": math, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
     exec("\n".join(blocks), names)
     return eval(expression, names)
 
@@ -47,6 +48,23 @@ def test_auto(n_steps):
     table = scales_of_function(loss, NETWORK, jnp.ones((2, 4)))
     tx = sphere.auto_sphere(table, n_steps=n_steps)
     check_same_steps(tx, rebuilt(tx, NETWORK), NETWORK)
+
+
+def test_what_is_not_done_for_these_parameters_is_left_out():
+    def output_of(params, x):
+        return jnp.sum((jnp.tanh(x @ params["a"]) if "a" in params else x) @ params["c"])
+
+    def code_for(**shapes):
+        params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+        x = jnp.ones((2, *shapes.get("a", shapes["c"])[:1]))
+        table = scales_of_function(output_of, params, x)
+        return "\n".join(code_of(sphere.auto_sphere(table, n_steps=5), params)[0])
+
+    assert "orthogonalised(" not in code_for(c=(4, 2))
+    assert "jnp.pad" not in code_for(a=(4, 70), c=(70, 2))
+    assert "jnp.pad" in code_for(a=(67, 70), c=(70, 2))
+    tx = tekoa.amos(0.1, lambda name, shape: 0.5, lambda name, shape: (1,) * len(shape))
+    assert "first = p + delta" not in "\n".join(code_of(tx)[0])
 
 
 def test_sphere_with_other_slots_is_refused():

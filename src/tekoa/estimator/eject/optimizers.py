@@ -20,6 +20,7 @@ from tekoa.core import trees
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.eject import plain
 from tekoa.estimator.eject import text as texts
+from tekoa.estimator.eject.ran import recorded_lines
 from tekoa.estimator.eject.source import Code
 from tekoa.optim import named, orthogonal, sphere
 from tekoa.optim.amos import slots, transform
@@ -170,7 +171,8 @@ class PlainOptimizer:
         self._write_table("SCALES", "its scale, and the shape of its slots", rows)
         rate = variables["learning_rate"]
         schedule = self._schedule(rate) if callable(rate) else f"lambda step: {rate!r}"
-        self._code.add_definition(plain, "amos")
+        same_rate: Any = rate if callable(rate) else lambda step: rate
+        self._add_as_it_runs(plain.amos(same_rate, variables["beta"], rows, by_slabs), "amos")
         return f"amos({schedule}, {variables['beta']!r}, SCALES, {by_slabs})"
 
     def _sphere(self, parts: list[optax.GradientTransformation]) -> str:
@@ -216,9 +218,17 @@ class PlainOptimizer:
             "or orthogonalised: order of axes, shape of blocks), and when it is set to its scale",
             rows,
         )
-        self._code.add_definition(plain, "sphere")
+        self._add_as_it_runs(plain.sphere(lambda n: n, rows), "sphere")
         self._code.blocks["step_size"] = _step_size(rate)
         return "sphere(step_size, ROLES)"
+
+    def _add_as_it_runs(self, tx: optax.GradientTransformation, name: str) -> None:
+        """Adds a plain optimizer, without what it does not do for these parameters."""
+        with recorded_lines(lambda path: path == plain.__file__) as ran:
+            state = jax.eval_shape(tx.init, self._params)
+            jax.eval_shape(tx.update, self._params, state, self._params)
+        self._code.leave_out_what_did_not_run(ran)
+        self._code.add_definition(plain, name)
 
     def _write_table(self, name: str, what: str, rows: Mapping[str, tuple[Any, ...]]) -> None:
         lines = "\n".join(_row(*row) for row in rows.items())

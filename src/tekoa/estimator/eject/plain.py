@@ -6,6 +6,7 @@ a single run does not use.
 
 import collections
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -139,8 +140,9 @@ def orthogonalised(u: jax.Array, order: Any, shape: Any) -> jax.Array:
     dot = functools.partial(jnp.matmul, precision="highest")
     trace = functools.partial(jnp.trace, axis1=1, axis2=2)
     rows = jnp.transpose(u, order).reshape(-1, shape[2])
-    n_zeros = shape[0] * shape[1] - len(rows)
-    blocks = jnp.pad(rows, [(0, n_zeros), (0, 0)]).reshape(shape)
+    if u.size < math.prod(shape):
+        rows = jnp.pad(rows, [(0, shape[0] * shape[1] - len(rows)), (0, 0)])
+    blocks = rows.reshape(shape)
     gram, eye = dot(blocks, blocks.mT), jnp.eye(shape[1])
     square = trace(gram)[:, None, None]
     scale = jnp.where(square > 0, jax.lax.rsqrt(square), 0)
@@ -150,8 +152,9 @@ def orthogonalised(u: jax.Array, order: Any, shape: Any) -> jax.Array:
         gram, total = dot(factor, dot(gram, factor)), dot(factor, total)
     square = jnp.sum(trace(gram)) / u.size * shape[0] ** 0.5
     result = dot(total * jnp.where(square > 0, jax.lax.rsqrt(square), 0), blocks)
-    result = result.reshape(-1, shape[2])[: len(rows)].reshape([u.shape[i] for i in order])
-    return jnp.transpose(result, np.argsort(order).tolist())
+    if u.size < math.prod(shape):
+        result = result.reshape(-1, shape[2])[: u.size // shape[2]]
+    return jnp.transpose(result.reshape([u.shape[i] for i in order]), np.argsort(order).tolist())
 
 
 class TrainState(struct.PyTreeNode):

@@ -48,10 +48,14 @@ class Code:
     """
 
     def __init__(self, module: types.ModuleType, ran: Mapping[str, Lines] | None = None):
-        self._folder, self._ran = pathlib.Path(module.__file__ or "").parent, ran or {}
+        self._folder, self._ran = pathlib.Path(module.__file__ or "").parent, {**(ran or {})}
         self._owners: dict[str, Any] = {}
         self.imports: dict[str, None] = {}
         self.blocks: dict[str, str] = {}
+
+    def leave_out_what_did_not_run(self, ran: Mapping[str, Lines]) -> None:
+        """Leaves out, of more files, all but the lines that ran, in functions that did."""
+        self._ran |= ran
 
     def expression(self, value: Any) -> str:
         """Returns code for a value, after adding what it needs.
