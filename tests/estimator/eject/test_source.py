@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 
 from tekoa.estimator.cli.flags import UsageError
+from tekoa.estimator.eject.ran import recorded_lines
 from tekoa.estimator.eject.source import Code
 
 HELPER = "import numpy\n\ndef half(x):\n    return numpy.square(x) / 2\n"
@@ -58,6 +59,17 @@ def experiment(config, data):
     other = make(config, 2)
     net = Net(width)
     return dict(model=net, loss=other)
+
+
+def check(x):
+    """Checks x."""
+    if x < 0:
+        raise ValueError
+
+
+def checked(x):
+    check(x)
+    return x
 '''
 
 
@@ -131,3 +143,15 @@ def test_two_meanings_of_a_name_are_refused(module):
     code.call(module.make(CONFIG, 2)[0], "x", "f")
     with pytest.raises(UsageError, match="'scale' would mean two things"):
         code.call(module.make(CONFIG, 3)[0], "x", "f")
+
+
+def test_a_check_that_passed_is_left_out(module):
+    with recorded_lines(lambda path: path == module.__file__) as ran:
+        module.checked(1)
+    code = Code(module, ran)
+    code.add_definition(module, "checked")
+    assert [*code.blocks] == ["checked"]
+    assert "check(x)" not in code.blocks["checked"]
+    code = Code(module)
+    code.add_definition(module, "checked")
+    assert [*code.blocks] == ["check", "checked"]

@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from flax import linen as nn
 from tekoa.estimator.cli.flags import UsageError
 from tekoa.estimator.eject import plain
 from tekoa.estimator.eject import text as texts
-from tekoa.estimator.eject.ran import Lines, only_what_ran
+from tekoa.estimator.eject.ran import GONE, Lines, only_what_ran
 from tekoa.estimator.model_file.experiment import DataFacts
 from tekoa.sharding import constrain
 
@@ -144,6 +144,7 @@ class Code:
             text = texts.short_docstrings(text)
         if vars(module).get("constrain") is constrain:  # Changes nothing on one device.
             text = texts.without_calls(text, "constrain")
+        text = texts.edited(text, self._empty_calls(text, module))
         names, edits = texts.global_names(text), []
         for chain in texts.chains(text):
             root = chain[0].id  # type: ignore[attr-defined]
@@ -154,6 +155,15 @@ class Code:
             elif not hasattr(builtins, root) or root in vars(module):
                 edits += self._renamed(chain, module)
         return texts.edited(text, edits)
+
+    def _empty_calls(self, text: str, module: types.ModuleType) -> Iterator[texts.Edit]:
+        """Yields edits that leave out calls of functions in which nothing ran, such as checks."""
+        for node in ast.walk(ast.parse(text)):
+            if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+                continue
+            called = texts.definition(self._text(module), ast.unparse(node.value.func))
+            if called is not None and texts.is_empty(called):
+                yield node, GONE
 
     def _add(self, name: str, text: str, owner: Any, module: Any = None) -> None:
         if self._owners.setdefault(name, owner) != owner:

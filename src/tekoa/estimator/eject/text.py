@@ -49,6 +49,18 @@ def definition(text: str, name: str) -> str | None:
     return None
 
 
+def is_empty(text: str) -> bool:
+    r"""Whether a definition is a function without statements.
+
+    >>> is_empty('def f(x):\n    \'Checks x.\''), is_empty('def f(x):\n    return x')
+    (True, False)
+    """
+    (node,) = ast.parse(text).body
+    return isinstance(node, ast.FunctionDef) and all(
+        isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) for part in node.body
+    )
+
+
 def imports(text: str) -> dict[str, ast.Import | ast.ImportFrom]:
     """Returns, by name, the imports of a file, each of one name.
 
