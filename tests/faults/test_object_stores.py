@@ -29,6 +29,10 @@ def server(request):
     service = object_stores.SERVERS[request.param]()
     yield service
     service.stop()
+    import fsspec
+
+    # The next server has another port.
+    fsspec.get_filesystem_class(request.param).clear_instance_cache()
 
 
 @pytest.fixture

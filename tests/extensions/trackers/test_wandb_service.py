@@ -55,3 +55,12 @@ def test_media_and_config_are_logged(tmp_path, summary):
     assert "a &lt; b" in text.read_text()
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/images/picture*.png"))
     assert b"rate" in path.read_bytes()
+
+
+def test_points_that_are_not_in_the_file_yet_are_an_error(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setattr(wandb_service, "_FLUSH_SECONDS", 0.0)
+    service = wandb_service.WandbService()
+    service._directory, service._last = tmp_path, 3
+    with pytest.raises(TimeoutError, match="has not written all points of run abc"):
+        service._wait_for_file("abc")

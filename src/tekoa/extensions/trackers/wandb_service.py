@@ -108,7 +108,7 @@ class WandbService:
         deadline = time.monotonic() + _FLUSH_SECONDS
         while _last_offline_step(self._directory, run_id) < self._last:
             if time.monotonic() > deadline:
-                return
+                raise TimeoutError(f"wandb has not written all points of run {run_id} yet")
             time.sleep(0.02)
 
 
