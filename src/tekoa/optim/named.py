@@ -40,14 +40,11 @@ class OtherRulesError(ValueError):
 class NamedOptimizer(optax.GradientTransformationExtraArgs):
     """An optimizer that is chosen by name once the model and the data are known.
 
-    It is an optax transformation; `init` and `update` work after `resolve`.
-
-    Args:
-        name: "auto", "sphere", "muon", "amos", or a name of optax or optax.contrib.
-        learning_rate: For those of optax: the rate in place of the default.
+    It is an optax transformation; `init` and `update` work after `resolve`. The second argument
+    is a rate in place of the default, for optimizers of optax.
 
     Attributes:
-        name: The name.
+        name: "auto", "sphere", "muon", "amos", or a name of optax or optax.contrib.
         facts: What a resumed run needs to choose the same optimizer.
 
     Raises:

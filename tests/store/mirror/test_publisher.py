@@ -27,7 +27,7 @@ def opened(url, monkeypatch):
     yield open_one
     for each in publishers:
         with contextlib.suppress(errors.StoreError):
-            each.close(5)
+            each.close(0.5)
 
 
 def save(directory, *steps, keep=2):
